@@ -52,6 +52,7 @@ pub mod systemd;
 pub mod tracer;
 pub mod usage;
 pub mod vm_per_thread;
+pub mod waits;
 pub mod windows;
 pub mod workload;
 pub mod written;

@@ -86,4 +86,5 @@ mod traces;
 mod truth;
 mod verifier;
 mod vms;
+mod waits;
 mod wrong_input;

@@ -10,6 +10,7 @@ use lj_trace_engine::recording::poll_interval;
 use lj_trace_engine::recording::stop::Stop;
 use lj_trace_engine::session::{NewChildren, Stopping};
 use lj_trace_engine::target::{selected, targets};
+use lj_trace_engine::waits::LiveWaits;
 use lj_trace_engine::{Options, RecordTarget, Recording};
 use lj_trace_process::Process;
 use lj_trace_process::privileges::{self, priority};
@@ -102,6 +103,10 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
         ));
     }
     priority::raise();
+    if args.mode.kinds().waits {
+        let message = "top shows waits in every mode, as its sixth view: leave out --mode, and press 6";
+        return Err(CommandError::usage(message));
+    }
     if args.mode.has_memory() {
         start_guardian()?;
     }
@@ -162,6 +167,8 @@ struct Watched {
     target: RecordTarget,
     recording: Recording,
     app: App,
+    /// Where coroutines wait, once somebody wants to see it.
+    waits: Option<LiveWaits>,
 }
 
 impl Watched {
@@ -182,7 +189,7 @@ impl Watched {
         });
         target.live = Some(app.allocations.clone());
         let recording = Recording::prepare(&target, processes, None)?;
-        Ok(Self { name: host::title(&target.process), target, recording, app })
+        Ok(Self { name: host::title(&target.process), target, recording, app, waits: None })
     }
 
     /// Takes what is ready.
@@ -211,13 +218,20 @@ impl Watched {
 
     /// Ends an interval.
     fn roll(&mut self, elapsed: Duration) {
-        let Self { target, recording, app, .. } = self;
+        let Self { target, recording, app, waits, .. } = self;
         if app.ended.is_none() {
             app.elapsed = elapsed;
             let vms = recording.vms().unwrap_or_else(|| target.vms.clone());
             app.roll(Gauge::read(&target.process, &vms, recording.lost()));
             if app.tab == Tab::Interpreted {
                 app.interpreted.explain(&target.process, &vms, app.span);
+            }
+            if app.tab == Tab::Waits {
+                let waits = waits.get_or_insert_with(|| LiveWaits::new(target));
+                if std::mem::take(&mut app.waits.1) {
+                    waits.clear();
+                }
+                app.waits.0 = waits.look();
             }
         }
     }

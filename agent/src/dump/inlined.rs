@@ -4,8 +4,8 @@ use lj_trace_common::event::{SampleHeader, SampledRegisters, reg};
 use lj_trace_luajit::trace::{self, Hit, Traces, is_on_trace};
 use lj_trace_unwind::{NativeStack, StackCopy};
 
-use super::coroutine::{CoroutineSnapshot, LuaStack};
 use super::stack::DumpTarget;
+use lj_trace_engine::coroutines::{CoroutineSnapshot, LuaStack};
 use lj_trace_engine::stack::Innermost;
 
 /// A thread that waits, and the coroutine that runs on it.

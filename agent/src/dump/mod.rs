@@ -5,24 +5,20 @@
 //! what still differs is said to have been in motion. Threads that run are shown by a sample (`sampled.rs`) where the kernel
 //! lets lj-trace take some, or the whole process is stopped for as long as it is read.
 
-pub(crate) mod coroutine;
 mod inlined;
 mod known_stacks;
 mod names;
 pub(crate) mod sampled;
-mod snapshots;
 mod stack;
 mod take;
 pub mod text;
-mod threads;
-pub(crate) mod view;
 
 use serde::Serialize;
 
-pub use coroutine::Status;
 pub use known_stacks::SharedFrames;
+pub use lj_trace_engine::coroutines::Status;
+pub use lj_trace_engine::coroutines::threads::{OsThread, ThreadPlace};
 pub use take::{Precision, StoppedProcess, take};
-pub use threads::{OsThread, ThreadPlace};
 
 use lj_trace_luajit::status::{VmSummary, hexadecimal};
 

@@ -6,8 +6,8 @@ use lj_trace_luajit::{LuaValue, PrototypeKey, Prototypes, Vm};
 use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_profile::Frame as Named;
 
-use super::coroutine::{CoroutineSnapshot, LuaStack};
 use super::{DumpOptions, DumpedKind, FrameDump, Local};
+use lj_trace_engine::coroutines::{CoroutineSnapshot, LuaStack};
 use lj_trace_engine::resolve::Namer;
 use lj_trace_engine::stack::{INLINED, Innermost, JoinedFrame, Unresolved};
 

@@ -15,9 +15,9 @@ use lj_trace_probes::sample::Sample;
 use lj_trace_process::{Maps, ProcessMemory};
 use lj_trace_unwind::{CFrame, NativeStack, Registers, UnwindEnd, Unwinder, VmCode};
 
-use super::coroutine::{CoroutineSnapshot, LuaStack};
 use super::inlined::Inlined;
-use super::view::{CopiedRange, View};
+use lj_trace_engine::coroutines::view::{CopiedRange, View};
+use lj_trace_engine::coroutines::{CoroutineSnapshot, LuaStack};
 use lj_trace_engine::stack::{Innermost, JoinedFrame, SettledTop, Unresolved, fix_innermost_frame, merge};
 
 /// More of a thread's stack is not copied.

@@ -12,15 +12,14 @@ use lj_trace_luajit::{Vm, VmStatus, heap};
 use lj_trace_process::{Process, ProcessMemory, TargetError};
 use lj_trace_unwind::Unwinder;
 
-use super::coroutine::{CoroutineSnapshot, LuaStack, Status};
-use super::known_stacks::{KnownStacks, SharedFrames, WalkedStack};
+use super::known_stacks::{KnownStacks, SharedFrames};
 use super::names::Names;
 use super::sampled::{self, SampledThread};
-use super::snapshots;
 use super::stack::{DumpTarget, Entry, Readers, StackSnapshot};
-use super::threads::{self, OsThread, ThreadPlace};
-use super::view::View;
 use super::{CoroutineDump, Dump, DumpOptions, DumpedKind, FrameDump, SeenBy, ThreadDump, VmDump};
+use lj_trace_engine::coroutines::threads::{self, OsThread, ThreadPlace};
+use lj_trace_engine::coroutines::view::View;
+use lj_trace_engine::coroutines::{CoroutineSnapshot, LuaStack, Status, WalkedStack, snapshots};
 use lj_trace_engine::resolve::machine_code;
 
 /// How often something is read before it is said to be in motion.

@@ -8,8 +8,8 @@ use lj_trace_luajit::{FunctionNamer, Prototype, PrototypeKey, Vm, VmStatus};
 use lj_trace_process::ProcessMemory;
 use lj_trace_profile::Frame;
 
-use crate::dump::coroutine::{CoroutineSnapshot, LuaStack};
-use crate::dump::view::View;
+use lj_trace_engine::coroutines::view::View;
+use lj_trace_engine::coroutines::{CoroutineSnapshot, LuaStack};
 
 /// What a VM executes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lj_trace_profile::Frame;
+use lj_trace_profile::waits::Place;
 
 use super::allocations::{AllocationRow, Allocations};
 use super::functions::{FunctionRow, Functions, LineRow, TraceRow};
@@ -34,11 +35,14 @@ pub enum Tab {
     Traces,
     /// What the interpreter runs, and why that is not compiled.
     Interpreted,
+    /// Where coroutines wait.
+    Waits,
 }
 
 impl Tab {
     /// All of them, in their order.
-    pub const ALL: [Self; 5] = [Self::Functions, Self::Lines, Self::Allocations, Self::Traces, Self::Interpreted];
+    pub const ALL: [Self; 6] =
+        [Self::Functions, Self::Lines, Self::Allocations, Self::Traces, Self::Interpreted, Self::Waits];
 
     /// Its title.
     pub const fn title(self) -> &'static str {
@@ -48,6 +52,7 @@ impl Tab {
             Self::Allocations => "Allocations",
             Self::Traces => "Traces",
             Self::Interpreted => "JIT",
+            Self::Waits => "Waits",
         }
     }
 
@@ -56,6 +61,7 @@ impl Tab {
         match self {
             Self::Functions => &[Sort::Own, Sort::Total, Sort::Name],
             Self::Lines | Self::Traces | Self::Interpreted => &[Sort::Own, Sort::Name],
+            Self::Waits => &[Sort::Count, Sort::Name],
             Self::Allocations => &[Sort::Bytes, Sort::Count, Sort::Held, Sort::Name],
         }
     }
@@ -70,7 +76,7 @@ pub enum Sort {
     Total,
     /// Bytes allocated.
     Bytes,
-    /// Number of allocations.
+    /// Number of allocations, or of coroutines.
     Count,
     /// Bytes held.
     Held,
@@ -106,6 +112,8 @@ pub struct App {
     pub interpreted: InterpretedPlaces,
     /// The memory profile, which the recording fills.
     pub allocations: Rc<RefCell<Allocations>>,
+    /// Where coroutines wait, as far as somebody has looked; and whether that is to be summed up anew.
+    pub waits: (Vec<Place>, bool),
     /// The process's numbers.
     pub gauges: Gauges,
     /// The view.
@@ -142,6 +150,7 @@ impl App {
             functions: Functions::new(WINDOW),
             interpreted: InterpretedPlaces::new(WINDOW),
             allocations: Rc::new(RefCell::new(Allocations::new(WINDOW))),
+            waits: (Vec::new(), false),
             gauges: Gauges::new(HISTORY),
             tab,
             span: Span::default(),
@@ -181,6 +190,7 @@ impl App {
                 self.functions.clear();
                 self.interpreted.clear();
                 self.allocations.borrow_mut().clear();
+                self.waits = (Vec::new(), true);
             }
             Action::Next => self.show(self.tab as usize + 1),
             Action::Previous => self.show(self.tab as usize + Tab::ALL.len() - 1),
@@ -281,6 +291,16 @@ impl App {
         rows
     }
 
+    /// Where coroutines wait, in order.
+    pub fn wait_rows(&self) -> Vec<Place> {
+        let (mut rows, _) = self.waits.clone();
+        rows.retain(|row| self.matches(&row.name) || self.matches(&row.called));
+        if self.sort() == Sort::Name {
+            rows.sort_by(|a, b| a.name.cmp(&b.name));
+        }
+        rows
+    }
+
     /// Over how many seconds sums of [`Span::Recent`] go by now.
     pub fn recent(&self) -> Duration {
         self.target.interval * u32::try_from(self.functions.intervals()).unwrap_or(u32::MAX)
@@ -317,7 +337,7 @@ mod tests {
         app.act(Action::Previous);
         assert_eq!((app.tab, app.sort()), (Tab::Functions, Sort::Total));
         app.act(Action::Previous);
-        assert_eq!(app.tab, Tab::Interpreted);
+        assert_eq!(app.tab, Tab::Waits);
     }
 
     #[test]

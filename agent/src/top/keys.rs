@@ -44,7 +44,7 @@ pub enum Action {
 /// The keys, for people.
 pub const KEYS: [(&str, &str); 10] = [
     ("q, Esc, Ctrl-C", "quit"),
-    ("Tab, 1 2 3 4 5", "switch between functions, lines, allocations, traces and why code is interpreted"),
+    ("Tab, 1 2 3 4 5 6", "switch between functions, lines, allocations, traces, why code is interpreted, and waits"),
     ("s", "sort by the next column"),
     ("/", "show only rows that contain a text; Enter accepts it, Esc shows all again"),
     ("p, Space", "pause and go on; recording goes on meanwhile"),
@@ -80,7 +80,7 @@ pub fn action(key: KeyEvent, typing: bool) -> Option<Action> {
         KeyCode::Char('c') => Action::Clear,
         KeyCode::Char('/') => Action::Filter,
         KeyCode::Char('h' | '?') => Action::Help,
-        KeyCode::Char(digit @ '1'..='5') => Action::Show(Tab::ALL[digit as usize - '1' as usize]),
+        KeyCode::Char(digit @ '1'..='6') => Action::Show(Tab::ALL[digit as usize - '1' as usize]),
         KeyCode::Tab | KeyCode::Right => Action::Next,
         KeyCode::BackTab | KeyCode::Left => Action::Previous,
         KeyCode::Up => Action::Scroll(-1),

@@ -6,10 +6,11 @@
 //! A CPU sample is unwound, its two stacks are merged ([`stack`]) and its frames named ([`resolve`]), and it goes to whoever
 //! wants it ([`cpu`]). An allocation event is named, and goes into the stream of its VM and the profile for reports
 //! ([`allocations`]); where allocations are seen in windows only, [`bounded`] opens these and watches what is between.
-//! [`output`] has the files. Nothing here takes arguments of a command, or knows exit codes.
+//! [`coroutines`] reads those of a running VM, and [`waits`] looks where they wait. [`output`] has the files. Nothing here takes arguments of a command, or knows exit codes.
 
 pub mod allocations;
 pub mod bounded;
+pub mod coroutines;
 pub mod cpu;
 pub mod error;
 pub mod options;
@@ -20,6 +21,7 @@ pub mod session;
 pub mod sink;
 pub mod stack;
 pub mod target;
+pub mod waits;
 
 pub use error::{EngineError, Failure};
 pub use options::{Kinds, Limits, Options};
@@ -27,3 +29,4 @@ pub use recording::Recording;
 pub use session::{Observer, Session};
 pub use sink::{Interval, Sink, SinkFactory};
 pub use target::RecordTarget;
+pub use waits::WaitSession;

@@ -38,6 +38,10 @@ pub struct Options {
     pub cpu_files: OutputFiles,
     /// The same for the profile of allocations.
     pub allocation_files: OutputFiles,
+    /// The same for waits.
+    pub wait_files: OutputFiles,
+    /// How often coroutines are looked at, if that costs little.
+    pub wait_interval: Duration,
     /// If none are named: a stream for each process, and a flame graph. Without both, nothing is written.
     pub default_streams: Option<DefaultStreams>,
     /// Where it is written what became of every call of the allocators.
@@ -107,9 +111,15 @@ impl DefaultStreams {
         self.folder.join(format!("lj-trace-{pid}-{}.{}.bin", self.started, kind.stream()))
     }
 
+    /// A report under the same name.
+    fn report(&self, pid: u32, kind: ProfileKind, format: Format) -> (Format, PathBuf) {
+        let ending = if format == Format::Text { "txt" } else { "svg" };
+        (format, self.path(pid, kind).with_extension(ending))
+    }
+
     /// The flame graph beside a stream.
     fn picture(&self, pid: u32, kind: ProfileKind) -> (Format, PathBuf) {
-        (Format::Svg, self.path(pid, kind).with_extension("svg"))
+        self.report(pid, kind, Format::Svg)
     }
 }
 
@@ -122,6 +132,8 @@ pub struct Kinds {
     pub off_cpu: bool,
     /// What allocates memory.
     pub allocations: bool,
+    /// Where coroutines wait.
+    pub waits: bool,
 }
 
 impl Kinds {
@@ -129,6 +141,7 @@ impl Kinds {
     pub fn has(self, kind: ProfileKind) -> bool {
         match kind {
             ProfileKind::Allocations => self.allocations,
+            ProfileKind::Waits => self.waits,
             kind => self.time() == Some(kind),
         }
     }
@@ -210,6 +223,7 @@ impl Options {
             pid,
             cpu_files,
             allocation_files: self.allocation_files.of_process(pid),
+            wait_files: self.wait_files.of_process(pid),
             ledger: self.ledger.as_ref().map(|path| numbered(path, pid as usize)),
             ..self.clone()
         }
@@ -220,8 +234,14 @@ impl Options {
         let named = match kind {
             ProfileKind::Allocations => &self.allocation_files,
             ProfileKind::Cpu | ProfileKind::OffCpu | ProfileKind::Wall => &self.cpu_files,
+            ProfileKind::Waits => &self.wait_files,
         };
         match &self.default_streams {
+            // They have no streams.
+            Some(default) if kind == ProfileKind::Waits => OutputFiles {
+                streams: Vec::new(),
+                reports: [Format::Svg, Format::Text].map(|format| default.report(self.pid, kind, format)).to_vec(),
+            },
             Some(default) => {
                 // Several processes have one of CPU time together.
                 let has_picture = !kind.is_time() || !self.is_of_several();
@@ -281,6 +301,6 @@ impl Options {
 
     /// Whether a light sampler looks out for VMs that nobody knows.
     pub(crate) fn looks_out(&self) -> bool {
-        self.kinds.time().is_none() && self.overhead.is_none() && self.vm.is_none()
+        self.kinds.allocations && self.kinds.time().is_none() && self.overhead.is_none() && self.vm.is_none()
     }
 }

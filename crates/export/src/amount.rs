@@ -33,6 +33,8 @@ impl Amount {
         match kind {
             ProfileKind::Cpu | ProfileKind::OffCpu | ProfileKind::Wall => self.cpu,
             ProfileKind::Allocations => self.allocations,
+            // Nothing exports them: an agent does not record waits.
+            ProfileKind::Waits => KindAmount::default(),
         }
     }
 

@@ -112,6 +112,40 @@ pub fn coroutines<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Corout
     best
 }
 
+/// How a walk over the list of objects ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListEnd {
+    /// Whoever looked at the objects had seen enough.
+    Enough,
+    /// At the main thread: these were all.
+    Whole,
+    /// It led astray, since the program had just changed it.
+    Torn,
+    /// The time was over.
+    TimeOver,
+}
+
+/// Shows the objects of `vm` to `visit`, from the newest to the oldest, each with its type, until that says false. Where it
+/// is, an object is on this list behind all that are newer (`lj_mem_newgco`), and ahead of those that are older.
+pub fn newest_objects<M: ReadMemory>(
+    memory: &M,
+    vm: &Vm,
+    limit: Duration,
+    mut visit: impl FnMut(u64, u8) -> bool,
+) -> ListEnd {
+    let began = Instant::now();
+    let mut end = ListEnd::Torn;
+    walk(memory, vm, Limit::Time(limit), |object, kind| {
+        if object == vm.main_thread {
+            end = ListEnd::Whole;
+        } else if !visit(object, kind) {
+            end = ListEnd::Enough;
+        }
+        end == ListEnd::Torn
+    });
+    if end == ListEnd::Torn && began.elapsed() > limit { ListEnd::TimeOver } else { end }
+}
+
 fn walk_coroutines<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Coroutines {
     let mut threads = vec![vm.main_thread];
     // The main thread is the VM's first object, so the last one on the list; userdata follow it (`lj_udata_new`).
@@ -198,6 +232,25 @@ mod tests {
         assert_eq!(found.threads, [0x5040, 0x5010, 0x5030]);
         assert!(found.complete);
         assert_eq!(prototypes(&memory, &vm), [0x5020].into());
+    }
+
+    #[test]
+    fn the_newest_objects_come_first_until_it_is_enough() {
+        let objects = [(gct::TAB, 1), (gct::THREAD, 2), (gct::PROTO, 3), (gct::THREAD, 0)];
+        let (memory, vm) = vm_with(&objects);
+        let seen = |most: usize| {
+            let mut seen = Vec::new();
+            let end = newest_objects(&memory, &vm, LONG, |object, kind| {
+                seen.push((object, kind));
+                seen.len() < most
+            });
+            (seen, end)
+        };
+        let all = [(0x5000, gct::TAB), (0x5010, gct::THREAD), (0x5020, gct::PROTO)];
+        assert_eq!(seen(9), (all.to_vec(), ListEnd::Whole));
+        assert_eq!(seen(2), (all[..2].to_vec(), ListEnd::Enough));
+        let (memory, vm) = vm_with(&[(gct::TAB, 1), (99, 2), (gct::THREAD, u64::MAX)]);
+        assert_eq!(newest_objects(&memory, &vm, LONG, |_, _| true), ListEnd::Torn);
     }
 
     #[test]

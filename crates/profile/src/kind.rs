@@ -13,15 +13,17 @@ pub enum ProfileKind {
     OffCpu,
     /// Both of a thread's time: on the CPU and off it.
     Wall,
+    /// Where coroutines wait.
+    Waits,
 }
 
 impl ProfileKind {
     /// All kinds.
-    pub const ALL: [Self; 4] = [Self::Cpu, Self::Allocations, Self::OffCpu, Self::Wall];
+    pub const ALL: [Self; 5] = [Self::Cpu, Self::Allocations, Self::OffCpu, Self::Wall, Self::Waits];
 
-    /// Whether it is of time.
+    /// Whether it is of the time of threads.
     pub fn is_time(self) -> bool {
-        self != Self::Allocations
+        matches!(self, Self::Cpu | Self::OffCpu | Self::Wall)
     }
 
     /// Whether there is a stream format for it.
@@ -37,6 +39,7 @@ impl ProfileKind {
             Self::Allocations => "memprof",
             Self::OffCpu => "offcpu",
             Self::Wall => "wall",
+            Self::Waits => "waits",
         }
     }
 }
@@ -48,6 +51,7 @@ impl fmt::Display for ProfileKind {
             Self::Allocations => "allocations",
             Self::OffCpu => "time off the CPU",
             Self::Wall => "wall-clock time",
+            Self::Waits => "waits of coroutines",
         })
     }
 }

@@ -1,7 +1,7 @@
 //! What people read: profiles as text and in the formats of viewers.
 //!
 //! A [`CpuProfile`] and a [`MemoryProfile`] are filled by a live recording or from a stream ([`sysprof`],
-//! [`memprof`]). Both are [`Profile`]s, from which [`formats`] are written. [`mod@reference`] prints what the parsers
+//! [`memprof`]), a [`WaitProfile`] by a live recording alone. All are [`Profile`]s, from which [`formats`] are written. [`mod@reference`] prints what the parsers
 //! of tarantool/luajit print.
 
 pub mod answer;
@@ -21,6 +21,7 @@ pub mod reference;
 mod resource;
 pub mod source_code;
 pub mod sysprof;
+pub mod waits;
 
 pub use estimated::EstimatedProfile;
 pub use formats::{Format, Output};
@@ -31,3 +32,4 @@ pub use memory::{MemoryProfile, Weight};
 pub use model::Profile;
 pub use profile::CpuProfile;
 pub use resource::Resource;
+pub use waits::WaitProfile;

@@ -65,6 +65,8 @@ pub fn measures(sink: SinkKind, kind: ProfileKind) -> &'static [Measure] {
         (SinkKind::Parca, ProfileKind::Allocations) => &PARCA_MEMORY,
         // Sinks are given neither.
         (_, ProfileKind::OffCpu | ProfileKind::Wall) => &[],
+        // No agent records them.
+        (_, ProfileKind::Waits) => &[],
     }
 }
 

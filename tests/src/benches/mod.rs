@@ -1,6 +1,6 @@
 //! What `cargo xtask bench` measures with the support of the tests: the accuracy of estimates and what they cost, what
 //! samples cost, where there are many context switches, too, what clients of a server feel, for how long a heap is
-//! copied, and what an agent costs a host.
+//! copied, what looks at coroutines cost, and what an agent costs a host.
 
 mod accuracy;
 mod bounded;
@@ -17,6 +17,7 @@ mod string_table;
 mod switched;
 mod switches;
 mod table;
+mod waits;
 mod work;
 
 pub use bounded::{Plan, WORKLOADS, bounded};
@@ -26,3 +27,4 @@ pub use leak::leak;
 pub use off_cpu::off_cpu;
 pub use sampler::sampler;
 pub use switches::switches;
+pub use waits::waits;

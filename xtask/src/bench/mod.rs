@@ -30,6 +30,8 @@ enum What {
     Bounded(supported::Bounded),
     /// For how long a process stands still while its heap is copied, how much is read, and what that takes
     Heap(supported::Heap),
+    /// What it costs to look at ten thousand coroutines, and whether the program feels it
+    Waits(supported::Waits),
     /// nginx under load from wrk while its leak is looked for: what names it, and what clients feel
     Leak(supported::Leak),
     /// `lj-trace agent` on a host with many processes that do little, and with one that becomes busy
@@ -50,6 +52,7 @@ pub fn bench(options: &Options) -> Result<()> {
         What::Memprof(options) => memprof::bench(options),
         What::Bounded(options) => supported::bounded(options),
         What::Heap(options) => supported::heap(options),
+        What::Waits(options) => supported::waits(options),
         What::Leak(options) => supported::leak(options),
         What::Host(options) => supported::host(options),
         What::HostMemory(options) => supported::host_memory(options),

@@ -199,6 +199,29 @@ pub fn heap(options: &Heap) -> Result<()> {
     bench("heap", &[deadlines.join(","), programs.join(",")], binary.clone())
 }
 
+/// Options of `cargo xtask bench waits`.
+#[derive(clap::Args)]
+pub struct Waits {
+    /// How many coroutines there are
+    #[arg(long, default_value_t = 10_000)]
+    coroutines: u32,
+    /// For how many seconds each of three workloads is looked at
+    #[arg(long, default_value_t = 30)]
+    seconds: u32,
+    /// The program to run them on: luajit, luajit2
+    #[arg(long, default_value = "luajit")]
+    program: String,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
+/// Measures what it costs to look at coroutines.
+pub fn waits(options: &Waits) -> Result<()> {
+    let Waits { coroutines, seconds, program, binary } = options;
+    bench("waits", &[coroutines.to_string(), seconds.to_string(), program.clone()], binary.clone())
+}
+
 /// Measures what estimates are worth, and what they cost.
 pub fn bounded(options: &Bounded) -> Result<()> {
     let Bounded { seconds, runs, starve, blocks, workloads, programs, binary } = options;

@@ -38,6 +38,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("trace_shares", TICKS),
     ("truth::nearly_all_the_time_is_sampled", TICKS),
     ("truth::shares_are_what_the_program_measured", TICKS),
+    ("waits", USER_SPACE),
 ];
 
 const USER_SPACE: &str = "does not use what differs between kernels";

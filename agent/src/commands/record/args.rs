@@ -106,6 +106,10 @@ pub struct RecordArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub rate: u32,
 
+    /// Waits: look at all coroutines this often [default: 1s]; less often where that would cost more than 1% of a CPU
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub interval: Option<Duration>,
+
     /// Where to write; may be given several times, `-` is standard output
     ///
     /// The ending picks the format: `.svg` a flame graph, `.folded` folded stacks, `.txt` text, `.pb.gz` for pprof,
@@ -238,6 +242,7 @@ Examples:
   sudo lj-trace --pid 1234 -m memprof --weight held -o leak.svg -d 10m
                                                       who holds what was allocated in ten minutes
   sudo lj-trace --pid 1234 -m all -d 10s              both, into two files
+  sudo lj-trace --pid 1234 -m waits -d 60s            where coroutines wait, and how long
   sudo lj-trace --pid $(cat /run/nginx.pid) --children -d 30s -o cpu.svg
                                                       all workers of nginx, in one flame graph
   sudo lj-trace nginx -d 30s --group-by location -o cpu.svg
@@ -297,6 +302,8 @@ pub enum Mode {
     Offcpu,
     /// CPU time and time off the CPU, in one profile in nanoseconds (Linux 6.18)
     Wall,
+    /// Where coroutines wait: looks at all of them, once a second. Needs no eBPF
+    Waits,
 }
 
 impl Mode {
@@ -306,6 +313,7 @@ impl Mode {
             cpu: matches!(self, Self::Sysprof | Self::All | Self::Wall),
             off_cpu: matches!(self, Self::Offcpu | Self::Wall),
             allocations: self.has_memory(),
+            waits: self == Self::Waits,
         }
     }
 
@@ -380,6 +388,7 @@ impl RecordArgs {
         self.check_program()?;
         self.check_rotation()?;
         self.check_windows()?;
+        self.check_waits()?;
         let kinds = self.mode.kinds();
         let files = |kind| if kinds.has(kind) { self.files(kind) } else { Ok(OutputFiles::default()) };
         Ok(Options {
@@ -393,6 +402,8 @@ impl RecordArgs {
             rate: self.rate,
             cpu_files: kinds.time().map_or_else(|| Ok(OutputFiles::default()), files)?,
             allocation_files: files(ProfileKind::Allocations)?,
+            wait_files: files(ProfileKind::Waits)?,
+            wait_interval: self.interval.unwrap_or(DEFAULT_INTERVAL),
             default_streams: self.output.is_empty().then(default_streams),
             sinks: None,
             ledger: self.ledger.clone(),
@@ -429,6 +440,11 @@ impl RecordArgs {
                 path = insert_before_ending(&path, &format!(".{}", kind.stream()));
             }
             match format {
+                Format::Stream if kind == ProfileKind::Waits => {
+                    let message = "streams of Tarantool's formats hold no waits: name a file in another format, such as waits.svg \
+                                   or waits.txt, with --output FILE";
+                    return Err(CommandError::usage(message));
+                }
                 Format::Stream => files.streams.push(path),
                 format => files.reports.push((format, path)),
             }
@@ -549,6 +565,22 @@ impl RecordArgs {
         binary.map_or(Ok(()), |format| Err(no_text_for_terminal(format)))
     }
 
+    /// Refuses what waits have nothing to do with.
+    ///
+    /// # Errors
+    /// A usage error.
+    fn check_waits(&self) -> Result<(), CommandError> {
+        let refuse = |message: &str| Err(CommandError::usage(message));
+        match self.interval {
+            Some(_) if self.mode != Mode::Waits => refuse("--interval is for waits: add --mode waits"),
+            Some(time) if time < SHORTEST_INTERVAL => refuse("--interval needs 20ms or more"),
+            _ if self.mode == Mode::Waits && self.max_size.is_some() => refuse(
+                "--max-size is for streams, and waits have none: leave it out, or limit the time with --duration",
+            ),
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses what windows cannot do.
     ///
     /// # Errors
@@ -557,7 +589,7 @@ impl RecordArgs {
         let refuse = |message: &str| Err(CommandError::usage(message));
         match self {
             Self { overhead: None, .. } => Ok(()),
-            Self { mode: Mode::Sysprof | Mode::Offcpu | Mode::Wall, .. } => refuse(
+            Self { mode: Mode::Sysprof | Mode::Offcpu | Mode::Wall | Mode::Waits, .. } => refuse(
                 "--overhead is for memory profiles: add --mode memprof, or all (what a CPU profile costs depends on --rate)",
             ),
             Self { overhead: Some(budget), .. } if *budget < 0.01 => refuse(
@@ -574,6 +606,12 @@ impl RecordArgs {
         }
     }
 }
+
+/// How often coroutines are looked at.
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// They are not looked at more often.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Names of files tell seconds apart.
 const SHORTEST_PIECE: Duration = Duration::from_secs(1);

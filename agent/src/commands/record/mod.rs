@@ -8,6 +8,7 @@ mod program;
 mod progress;
 mod vm_looks;
 mod wait;
+mod waits;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -81,6 +82,9 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CommandError> {
         .map_err(|error| CommandError::internal(&error))?;
     let control = listen(&runtime, &options, &targets, &interrupts)?;
     let known = targets.iter().map(|target| target.process.clone()).collect();
+    if options.kinds.waits {
+        return waits::run(&options, targets, (known, control), &runtime, (program, &interrupts));
+    }
     let mut session = Session::start(&options, targets, &progress, started)?;
     // Those that come later have to be attached to as well.
     let attaches = if options.is_of_several() { &privileges::TO_ATTACH[..] } else { &[] };

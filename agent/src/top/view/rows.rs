@@ -1,6 +1,7 @@
-//! The table: functions, lines, allocations or traces.
+//! The table: functions, lines, allocations, traces or waits.
 
 use lj_trace_profile::frame::FrameKind;
+use lj_trace_profile::waits::time_of;
 use lj_trace_text::untrusted::Untrusted;
 use lj_trace_text::{Room, bytes, fit, fit_end};
 use ratatui::Frame;
@@ -64,6 +65,14 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {
             table(frame, area, app, palette, [("%", 7), ("samples", 9)], SampledTrace::COLUMNS, rows.collect());
         }
         Tab::Interpreted => interpreted(frame, area, app, palette, all),
+        Tab::Waits => {
+            let rows = app.wait_rows().into_iter().map(|row| {
+                let each = row.length.map_or_else(|| "?".to_owned(), time_of);
+                let called = if row.called.is_empty() { String::new() } else { format!("  {}", row.called) };
+                ([format!("{:.1}", row.coroutines.0), each], format!("{}{called}", row.name), FrameKind::Lua)
+            });
+            table(frame, area, app, palette, [("coroutines", 11), ("each", 9)], "waits in", rows.collect());
+        }
     }
 }
 
@@ -102,6 +111,10 @@ fn nothing(app: &App) -> Option<&'static str> {
             Some("allocations are not recorded: start with --mode memprof, or --mode all for both")
         }
         Tab::Allocations => None,
+        Tab::Waits if app.waits.0.is_empty() => {
+            Some("no coroutine was seen to wait so far: they are looked at while this is shown")
+        }
+        Tab::Waits => None,
         _ if app.target.rate.is_none() => Some("CPU time is not recorded: start with --mode sysprof, or --mode all"),
         _ if app.functions.samples(app.span) == 0 => Some("no samples: the process does not use the CPU"),
         Tab::Interpreted if app.interpreted.rows(app.span).is_empty() => Some("no sample was in interpreted Lua code"),

@@ -120,7 +120,7 @@ pub fn title(kind: ProfileKind, rate: u32) -> String {
         ProfileKind::Cpu => format!("CPU time at {rate} Hz"),
         ProfileKind::Wall => format!("wall-clock time of threads (on the CPU at {rate} Hz)"),
         ProfileKind::OffCpu => "time of threads off the CPU".to_owned(),
-        ProfileKind::Allocations => "allocations".to_owned(),
+        ProfileKind::Allocations | ProfileKind::Waits => kind.to_string(),
     }
 }
 

@@ -164,6 +164,7 @@ fn labels(form: Form, kind: ProfileKind, resource: &Resource, options: &EncodeOp
         ProfileKind::OffCpu => "off_cpu",
         ProfileKind::Wall => "wall",
         ProfileKind::Allocations => "memory",
+        ProfileKind::Waits => "waits",
     };
     let mut labels = BTreeMap::from([("__name__".to_owned(), name), ("service_name".to_owned(), resource.service())]);
     if form == Form::Pyroscope && kind == ProfileKind::Allocations {

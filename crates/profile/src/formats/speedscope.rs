@@ -146,7 +146,7 @@ impl Serialize for Part<'_> {
         let unit = match self.measure.unit {
             Unit::Nanoseconds => "nanoseconds",
             Unit::Bytes => "bytes",
-            Unit::Samples | Unit::Objects | Unit::Events => "none",
+            Unit::Samples | Unit::Objects | Unit::Coroutines | Unit::Events => "none",
         };
         let weight = |sample: &(Row<'_>, u64)| sample.1.saturating_mul(self.measure.factor);
         let total = self.samples.iter().map(weight).fold(0, u64::saturating_add);

@@ -8,11 +8,13 @@ pub enum Unit {
     /// Samples of CPU time.
     #[default]
     Samples,
-    /// CPU time.
+    /// CPU time, or time of waiting.
     Nanoseconds,
     /// Blocks of memory.
     Objects,
-    /// Allocations, reallocations and frees.
+    /// Coroutines at a time.
+    Coroutines,
+    /// Allocations, reallocations and frees; waits.
     Events,
     /// Bytes of memory.
     Bytes,
@@ -25,6 +27,7 @@ impl Unit {
             Self::Samples => "samples",
             Self::Nanoseconds => "nanoseconds",
             Self::Objects => "objects",
+            Self::Coroutines => "coroutines",
             Self::Events => "events",
             Self::Bytes => "bytes",
         }

@@ -111,7 +111,7 @@ impl Builder {
         let unit = match measure.unit {
             Unit::Nanoseconds => "nanoseconds",
             Unit::Bytes => "bytes",
-            Unit::Samples | Unit::Objects | Unit::Events => "count",
+            Unit::Samples | Unit::Objects | Unit::Coroutines | Unit::Events => "count",
         };
         ValueType { r#type: self.string(measure.name), unit: self.string(unit) }
     }

@@ -17,7 +17,7 @@ use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_process::ProcessMemory;
 
 use super::view::{CopiedRange, View};
-use lj_trace_engine::stack::Innermost;
+use crate::stack::Innermost;
 
 /// `LUAI_MAXSTACK` (`luaconf.h`) is 65500 slots; some builds raise it.
 const MAX_SLOTS: u64 = 1 << 20;

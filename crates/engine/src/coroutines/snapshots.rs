@@ -3,7 +3,7 @@
 use lj_trace_luajit::Vm;
 use lj_trace_process::ProcessMemory;
 
-use super::coroutine::CoroutineSnapshot;
+use super::snapshot::CoroutineSnapshot;
 use super::view::CopiedRange;
 
 /// Coroutines that are copied together.

@@ -1,0 +1,158 @@
+//! Finds the coroutines that are new on a VM's list of objects, without walking all of it.
+//!
+//! New objects are put at the list's head, and nothing on it ever changes places (`lj_mem_newgco`). So whoever walks it meets
+//! all that is new before what was known. An address is no identity: what was freed may be there again, as something new. But
+//! then it is met out of order. So the walk goes on until it has met [`RUN`] known coroutines one after the other as they
+//! were, with no unknown one between them.
+
+use std::collections::HashMap;
+
+/// So many known coroutines in their order are no chance.
+const RUN: usize = 4;
+/// So many of the newest ones are looked out for.
+const NEWEST: usize = 256;
+
+/// Walks from the head of the list until it meets what is known.
+#[derive(Debug)]
+pub struct Meeting {
+    /// The places of coroutines in the order of those that are known, by their addresses.
+    known: HashMap<u64, usize>,
+    /// Coroutines, the newest first.
+    met: Vec<u64>,
+    last: Option<usize>,
+    run: usize,
+    /// How many had been met when the run began.
+    before_run: usize,
+}
+
+/// What a walk has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Met {
+    /// Coroutines, the oldest first: those that are new, and those that are known but were not met in their order.
+    pub newest: Vec<u64>,
+    /// So many of those that are known are older than these.
+    pub older: usize,
+}
+
+impl Meeting {
+    /// One that knows these coroutines, the oldest first.
+    pub fn new(known: impl DoubleEndedIterator<Item = u64> + ExactSizeIterator) -> Self {
+        let places = (0..known.len()).rev();
+        let known = known.rev().zip(places).take(NEWEST).collect();
+        Self { known, met: Vec::new(), last: None, run: 0, before_run: 0 }
+    }
+
+    /// Meets the next coroutine; false once all that follows is known.
+    pub fn meet(&mut self, address: u64) -> bool {
+        match self.known.get(&address) {
+            Some(&place) => {
+                if self.last != Some(place + 1) {
+                    (self.run, self.before_run) = (0, self.met.len());
+                }
+                (self.last, self.run) = (Some(place), self.run + 1);
+            }
+            None => (self.last, self.run) = (None, 0),
+        }
+        self.met.push(address);
+        self.run < RUN
+    }
+
+    /// What it has found. `stopped` says that it has met enough, rather than all.
+    pub fn finish(self, stopped: bool) -> Met {
+        let Self { mut met, last, run, before_run, .. } = self;
+        let older = match last.filter(|_| stopped) {
+            Some(last) => {
+                met.truncate(before_run);
+                last + run
+            }
+            None => 0,
+        };
+        met.reverse();
+        Met { newest: met, older }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A list of coroutines as a VM has it, whose addresses are used again.
+    struct Heap {
+        /// The oldest first: address, identity.
+        list: Vec<(u64, u64)>,
+        free: Vec<u64>,
+        next_address: u64,
+        next_identity: u64,
+    }
+
+    impl Heap {
+        fn create(&mut self, rng: &mut fastrand::Rng) {
+            let reused = if rng.u32(..4) == 0 { None } else { self.free.pop() };
+            let address = reused.unwrap_or_else(|| {
+                self.next_address += 16;
+                self.next_address
+            });
+            self.next_identity += 1;
+            self.list.push((address, self.next_identity));
+        }
+
+        fn collect(&mut self, rng: &mut fastrand::Rng, share: f64) {
+            let freed: Vec<u64> = self.list.extract_if(.., |_| rng.f64() < share).map(|(address, _)| address).collect();
+            self.free.extend(freed);
+            rng.shuffle(&mut self.free);
+        }
+    }
+
+    /// All coroutines that are there are known after each walk, as long as those that are gone are noticed. What cannot be told
+    /// is whether the newest one is another by now.
+    #[test]
+    fn walks_find_all_that_is_new_whatever_addresses_are_used_again() {
+        let (mut walked, mut all, mut wrong) = (0, 0, 0);
+        for seed in 0..300 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut heap = Heap { list: Vec::new(), free: Vec::new(), next_address: 0, next_identity: 0 };
+            let mut known: Vec<(u64, u64)> = Vec::new();
+            for _ in 0..30 {
+                (0..rng.usize(..100)).for_each(|_| heap.create(&mut rng));
+                if rng.u32(..3) == 0 {
+                    let share = rng.f64() / 2.0;
+                    heap.collect(&mut rng, share);
+                    (0..rng.usize(..50)).for_each(|_| heap.create(&mut rng));
+                }
+                // Heads tell those that are gone, unless their addresses are those of others by now.
+                known.retain(|(address, _)| heap.list.iter().any(|object| object.0 == *address));
+                let mut meeting = Meeting::new(known.iter().map(|(address, _)| *address));
+                let mut count = 0;
+                let stopped = heap.list.iter().rev().any(|&(address, _)| {
+                    count += 1;
+                    !meeting.meet(address)
+                });
+                (walked, all) = (walked + count, all + heap.list.len());
+                let Met { newest, older } = meeting.finish(stopped);
+                let identity = |address: u64| heap.list.iter().find(|object| object.0 == address).unwrap().1;
+                known.truncate(older);
+                known.extend(newest.into_iter().map(|address| (address, identity(address))));
+                let addresses = |list: &[(u64, u64)]| list.iter().map(|(address, _)| *address).collect::<Vec<_>>();
+                assert_eq!(addresses(&known), addresses(&heap.list), "seed {seed}");
+                wrong += known.iter().zip(&heap.list).filter(|(known, there)| known.1 != there.1).count();
+            }
+        }
+        assert!(walked < all * 3 / 4, "{walked} of {all} were walked");
+        assert!(wrong * 1000 < all, "{wrong} of {all} were taken for others");
+    }
+
+    #[test]
+    fn what_is_met_out_of_its_order_is_new() {
+        let meet = |known: &[u64], list: &[u64]| {
+            let mut meeting = Meeting::new(known.iter().copied());
+            let stopped = list.iter().any(|address| !meeting.meet(*address));
+            meeting.finish(stopped)
+        };
+        let known = [1, 2, 3, 4, 5, 6];
+        assert_eq!(meet(&known, &[9, 6, 5, 4, 3, 2, 1]), Met { newest: vec![9], older: 6 });
+        // The third one was freed, and is there again as the newest.
+        assert_eq!(meet(&known, &[3, 9, 6, 5, 4, 2, 1]), Met { newest: vec![1, 2, 4, 5, 6, 9, 3], older: 0 });
+        assert_eq!(meet(&[1, 2, 4, 5, 6], &[3, 9, 6, 5, 4, 2, 1]), Met { newest: vec![9, 3], older: 5 });
+        assert_eq!(meet(&[], &[2, 1]), Met { newest: vec![1, 2], older: 0 });
+    }
+}

@@ -1,0 +1,203 @@
+//! Looks at the coroutines of all VMs of a process.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use lj_trace_luajit::{Vm, find_vms};
+use lj_trace_process::clocks::ClockId;
+use lj_trace_process::{Process, ProcessMemory};
+use lj_trace_profile::model::StackId;
+use lj_trace_profile::waits::Look;
+use lj_trace_profile::{Frame as Named, WaitProfile};
+
+use super::c_stacks::CStacks;
+use super::names::Names;
+use super::vm_found::{Doubts, Looking, VmFound};
+use super::vm_look::VmLooks;
+use crate::target::RecordTarget;
+
+/// A search for VMs may cost this share of a core,
+const SEARCH_SHARE: f64 = 0.001;
+/// and comes no more often; where there is none yet, it may cost more.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(30);
+const FIRST_SEARCH_SHARE: f64 = 0.02;
+
+/// So many of a VM's coroutines are looked at again, a moment later.
+const ECHOES: usize = 512;
+
+/// The coroutines of a process.
+pub struct ProcessLooks {
+    process: Process,
+    memory: ProcessMemory,
+    names: Names,
+    c_stacks: CStacks,
+    vms: Vec<VmLooks>,
+    /// How many VMs there have been.
+    vms_so_far: usize,
+    /// Whether only the VMs count that it has: somebody has chosen them.
+    is_chosen: bool,
+    next_search: Instant,
+    /// What is not in the look that is not added yet.
+    pending: Pending,
+    /// Those of VMs that are not there any more.
+    doubts: Doubts,
+    looked: Option<Instant>,
+}
+
+/// What the last look has found, until it is known how much time it stands for.
+#[derive(Debug, Default)]
+struct Pending {
+    there: f64,
+    waiting: HashMap<StackId, f64>,
+}
+
+impl ProcessLooks {
+    /// Those of a target. Several processes share a profile if they have roots.
+    pub fn new(target: &RecordTarget, has_root: bool, now: Instant) -> Self {
+        let vms = target.recorded();
+        let root = has_root.then(|| Named::Root { name: target.name().into() });
+        Self {
+            process: target.process.clone(),
+            memory: target.process.memory(),
+            names: Names::new(&target.process, &vms, root),
+            c_stacks: CStacks::default(),
+            vms_so_far: vms.len(),
+            vms: (0..).zip(vms).map(|(index, vm)| VmLooks::new(vm, index, now)).collect(),
+            is_chosen: target.only.is_some(),
+            next_search: now + if target.vms.is_empty() { Duration::ZERO } else { SEARCH_INTERVAL },
+            pending: Pending::default(),
+            doubts: Doubts::default(),
+            looked: None,
+        }
+    }
+
+    /// The process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// How many VMs there are, and how many there have been.
+    pub fn vms(&self) -> (usize, usize) {
+        (self.vms.len(), self.vms_so_far)
+    }
+
+    /// How many coroutines wait, as the last look has found it.
+    pub fn waiting(&self) -> f64 {
+        self.pending.waiting.values().sum()
+    }
+
+    /// Looks at all coroutines.
+    pub fn look(&mut self, profile: &mut WaitProfile) {
+        let now = Instant::now();
+        self.search(now);
+        self.names.begin_look();
+        let lag = self.looked.map(|looked| now.saturating_duration_since(looked));
+        let mut pending = Pending::default();
+        for VmFound { there, waiting, pairs } in self.each_vm(profile, |vm, looking| Some((lag, vm.look(looking)))) {
+            pending.there += there;
+            for (stack, count) in waiting {
+                *pending.waiting.entry(stack).or_insert(0.0) += count;
+            }
+            add_pairs(profile, lag, &pairs);
+        }
+        // A process that has gone meanwhile has left its memory torn.
+        if self.process.runs_same_program() {
+            self.pending = pending;
+        }
+        self.looked = Some(now);
+    }
+
+    /// Looks again at some of the coroutines, a moment after all of them.
+    pub fn echo(&mut self, profile: &mut WaitProfile, rng: &mut fastrand::Rng) {
+        let mut lag = None;
+        let found = self.each_vm(profile, |vm, looking| {
+            vm.echo(looking, ECHOES, rng).map(|(time, found)| {
+                lag = Some(time);
+                (Some(time), found)
+            })
+        });
+        found.iter().for_each(|found| add_pairs(profile, lag, &found.pairs));
+    }
+
+    /// Does something to all VMs. Those that are closed meanwhile do not count.
+    fn each_vm(
+        &mut self,
+        profile: &mut WaitProfile,
+        mut act: impl FnMut(&mut VmLooks, &mut Looking<'_>) -> Option<(Option<Duration>, VmFound)>,
+    ) -> Vec<VmFound> {
+        let Self { process, memory, names, c_stacks, vms, vms_so_far, doubts, .. } = self;
+        let mut used_stacks = None;
+        let mut all = Vec::new();
+        vms.retain_mut(|vm| {
+            let used_stacks = &mut used_stacks;
+            let mut looking = Looking { process, memory, names, profile, vms: *vms_so_far, used_stacks, c_stacks };
+            let found = act(vm, &mut looking);
+            let is_there = vm.vm.still_valid(memory);
+            if is_there {
+                all.extend(found.map(|(_, found)| found));
+            } else {
+                names.forget_vm(vm.index());
+                doubts.add(vm.doubts);
+            }
+            is_there
+        });
+        all
+    }
+
+    /// Searches for VMs that are new, now and then.
+    fn search(&mut self, now: Instant) {
+        if self.is_chosen || now < self.next_search {
+            return;
+        }
+        let begin = ClockId::THIS_THREAD.read().unwrap_or_default();
+        let found = self.process.maps().ok().and_then(|maps| find_vms(&self.process, &maps).ok()).unwrap_or_default();
+        let cost = ClockId::THIS_THREAD.read().unwrap_or_default().saturating_sub(begin);
+        let (share, least) =
+            if self.vms_so_far == 0 { (FIRST_SEARCH_SHARE, Duration::ZERO) } else { (SEARCH_SHARE, SEARCH_INTERVAL) };
+        self.next_search = now + cost.mul_f64(1.0 / share).max(least);
+        for vm in found {
+            if self.vms.iter().all(|known| known.vm.global != vm.global) {
+                self.add(vm, now);
+            }
+        }
+    }
+
+    fn add(&mut self, vm: Vm, now: Instant) {
+        self.names.add_vm(&vm);
+        self.vms.push(VmLooks::new(vm, self.vms_so_far, now));
+        self.vms_so_far += 1;
+    }
+
+    /// Adds what the last look has found to the sums of all processes: it stands for a stretch that is over.
+    pub fn take(&mut self, sums: &mut Look) {
+        let Pending { there, waiting } = std::mem::take(&mut self.pending);
+        sums.there += there;
+        sums.waiting.extend(waiting.into_iter().filter(|(_, count)| *count > 0.0));
+    }
+
+    /// The numbers of stacks have changed.
+    pub fn renumber(&mut self, moved: &[StackId]) {
+        self.names.renumber(moved);
+        self.vms.iter_mut().for_each(|vm| vm.renumber(moved));
+        let waiting = std::mem::take(&mut self.pending.waiting);
+        for (stack, count) in waiting {
+            let to = moved.get(stack.index()).copied().unwrap_or(stack);
+            *self.pending.waiting.entry(to).or_insert(0.0) += count;
+        }
+    }
+
+    /// What may be wrong with what was found.
+    pub fn doubts(&self) -> Doubts {
+        let mut all = self.doubts;
+        all.unsearched += self.names.unsearched();
+        self.vms.iter().for_each(|vm| all.add(vm.doubts));
+        all
+    }
+}
+
+fn add_pairs(profile: &mut WaitProfile, lag: Option<Duration>, pairs: &HashMap<StackId, [u64; 2]>) {
+    let Some(lag) = lag else { return };
+    for (stack, &[same, gone]) in pairs {
+        profile.pair(*stack, lag, same, gone);
+    }
+}

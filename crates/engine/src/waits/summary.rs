@@ -1,0 +1,87 @@
+//! What is said of waits when a recording ends.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lj_trace_profile::WaitProfile;
+
+use super::vm_found::Doubts;
+use crate::output::next_step;
+use crate::resolve::UNSEARCHED;
+
+/// Reasons why figures lack something, as reports have them.
+pub const MOVING: &str = "times that a coroutine moved while it was read: it did not count as waiting then";
+pub const STALE: &str = "coroutines that were collected unnoticed: their last waits were taken back";
+pub const LATE: &str = "coroutines that were found late, so that their first waits are missing";
+pub const TORN: &str = "walks for new coroutines that failed, since the program changed what was walked";
+pub const OVER: &str = "coroutines that were new and over before they were read: waits of such short ones are missing";
+pub const TOO_MANY: &str = "coroutines that there was no room for";
+
+/// The numbers of a recording.
+pub struct WaitSummary {
+    /// Why it ended.
+    pub end: &'static str,
+    /// How long it was.
+    pub duration: Duration,
+    /// How long the stretches between looks were in the end, if they were longer than usual.
+    pub slowed_to: Option<Duration>,
+    /// CPU time that all looks have cost.
+    pub cost: Duration,
+    /// What was written.
+    pub files: Vec<PathBuf>,
+}
+
+impl Doubts {
+    /// The losses that a profile tells of.
+    pub fn losses(&self) -> [(&'static str, u64); 7] {
+        [
+            (MOVING, self.moving),
+            (STALE, self.stale),
+            (LATE, self.late),
+            (TORN, self.torn),
+            (OVER, self.over),
+            (TOO_MANY, self.too_many),
+            (UNSEARCHED, self.unsearched),
+        ]
+    }
+}
+
+impl WaitSummary {
+    /// For people.
+    pub fn text(&self, profile: &WaitProfile, doubts: &Doubts, verbose: bool) -> String {
+        let mut text = String::new();
+        let about = profile.about();
+        let seconds = self.duration.as_secs_f64();
+        let share = 100.0 * self.cost.as_secs_f64() / seconds.max(1e-9);
+        // Writing to a string cannot fail.
+        let _ =
+            writeln!(text, "{}: {} looks in {seconds:.1} s, which took {share:.2}% of a CPU", self.end, about.looks);
+        if let Some(stretch) = self.slowed_to {
+            let _ = writeln!(
+                text,
+                "looks came every {:.1} s in the end, so that they cost less than 1% of a CPU: waits shorter than that are estimates",
+                stretch.as_secs_f64()
+            );
+        }
+        let lost = doubts
+            .losses()
+            .into_iter()
+            .filter(|(reason, count)| *count > 0 && (verbose || [LATE, STALE, TOO_MANY].contains(reason)));
+        for (reason, count) in lost {
+            let _ = writeln!(text, "LOST {count} {reason}");
+        }
+        for file in self.files.iter().filter(|file| file.as_os_str() != "-") {
+            let _ = writeln!(text, "wrote {}{}", file.display(), next_step(file));
+        }
+        match profile.sentence() {
+            Some(sentence) => {
+                let _ = writeln!(text, "{sentence}");
+            }
+            None => {
+                let _ = writeln!(text, "no coroutine was seen to wait");
+            }
+        }
+        text
+    }
+}

@@ -1,0 +1,190 @@
+//! Looks at all coroutines of a VM: what each is doing, and whether it is still in the wait that it was in.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use lj_trace_common::memory::ReadMemory;
+use lj_trace_luajit::object::field;
+use lj_trace_luajit::{Vm, VmStatus};
+use lj_trace_process::ProcessMemory;
+use lj_trace_profile::model::StackId;
+
+use super::heads::{AT_ONCE, Head, Places};
+use super::vm_found::{Doubts, Known, Looking, VmFound, there};
+use crate::coroutines::Status;
+
+/// A VM and what is known of its coroutines.
+pub struct VmLooks {
+    /// The VM.
+    pub vm: Vm,
+    pub(super) index: usize,
+    /// The oldest first, and before them the main thread.
+    pub(super) known: Vec<Known>,
+    /// Which coroutine waits for which, by the one that is waited for; and those whose stacks are joined.
+    pub(super) links: HashMap<u64, u64>,
+    pub(super) joined: Vec<u64>,
+    /// When the whole list is walked next.
+    pub(super) next_census: Option<Instant>,
+    pub(super) looked: Option<Instant>,
+    places: Places,
+    pub(super) rng: fastrand::Rng,
+    /// What it takes to walk the stack of one, in seconds of CPU time.
+    pub(super) walk_cost: f64,
+    /// What may be wrong so far.
+    pub doubts: Doubts,
+}
+
+impl VmLooks {
+    /// Of a VM with this index.
+    pub fn new(vm: Vm, index: usize, now: Instant) -> Self {
+        let known = vec![Known::new(vm.main_thread, now)];
+        let (places, doubts) = (Places::default(), Doubts::default());
+        Self {
+            vm,
+            index,
+            known,
+            links: HashMap::new(),
+            joined: Vec::new(),
+            next_census: None,
+            looked: None,
+            places,
+            rng: fastrand::Rng::new(),
+            walk_cost: 1e-5,
+            doubts,
+        }
+    }
+
+    /// Its VM's index among those of the process.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The numbers of stacks have changed.
+    pub fn renumber(&mut self, moved: &[StackId]) {
+        for stack in self.known.iter_mut().flat_map(|known| [&mut known.own, &mut known.waits]).flatten() {
+            if let Some(to) = moved.get(stack.index()) {
+                *stack = *to;
+            }
+        }
+    }
+
+    /// Looks at all coroutines; gives the time since the last look with what was found.
+    pub fn look(&mut self, looking: &mut Looking<'_>) -> VmFound {
+        let mut found = VmFound::default();
+        let began = Instant::now();
+        self.look_at_known(looking, &mut found, None);
+        if self.next_census.is_none_or(|due| due <= began) {
+            self.take_census(looking, &mut found, began);
+        } else {
+            self.find_new(looking, &mut found, began);
+        }
+        let each = self.walk_moved(looking, &mut found, began);
+        self.join(looking);
+        for known in &mut self.known {
+            let weight = if std::mem::take(&mut known.is_fresh) { each } else { 1.0 };
+            if let Some(waits) = known.waits {
+                *found.waiting.entry(waits).or_insert(0.0) += weight;
+            }
+        }
+        self.looked = Some(began);
+        found
+    }
+
+    /// Looks again at some of those that wait: whether they are still in the same wait. Gives the time since the last look
+    /// with what was found.
+    pub fn echo(
+        &mut self,
+        looking: &mut Looking<'_>,
+        most: usize,
+        rng: &mut fastrand::Rng,
+    ) -> Option<(Duration, VmFound)> {
+        let looked = self.looked?;
+        let waiting: Vec<usize> = (0..self.known.len()).filter(|&index| self.known[index].waits.is_some()).collect();
+        let chosen: Vec<usize> = match waiting.len() {
+            few if few <= most => waiting,
+            many => (0..most).map(|_| waiting[rng.usize(..many)]).collect(),
+        };
+        let mut found = VmFound::default();
+        let lag = looked.elapsed();
+        self.look_at_known(looking, &mut found, Some(&chosen));
+        Some((lag, found))
+    }
+
+    /// The collector's current white.
+    fn white(&self, memory: &ProcessMemory) -> Option<u8> {
+        memory.read::<u8>(field(self.vm.global, self.vm.layout.g_gc_currentwhite)).ok()
+    }
+
+    /// Reads all that are known, or those that are `chosen`, and compares. Nothing is changed in what is known of chosen ones.
+    fn look_at_known(&mut self, looking: &mut Looking<'_>, found: &mut VmFound, chosen: Option<&[usize]>) {
+        let all: Vec<usize> = if chosen.is_none() { (0..self.known.len()).collect() } else { Vec::new() };
+        let indices = chosen.unwrap_or(&all);
+        let size = usize::from(self.vm.layout.sizeof_l);
+        let gc64 = self.vm.layout.is_gc64();
+        let current = VmStatus::read(looking.memory, &self.vm).ok().and_then(|status| status.current);
+        let mut gone: HashSet<usize> = HashSet::new();
+        let mut heads: Vec<Option<Head>> = Vec::with_capacity(AT_ONCE);
+        for group in indices.chunks(AT_ONCE) {
+            let places: Vec<(u64, usize)> = group.iter().map(|&index| (self.known[index].address, size)).collect();
+            heads.clear();
+            let white = self.white(looking.memory);
+            let Self { vm, places: reader, .. } = &mut *self;
+            reader.read(looking.memory, &places, |_, bytes| heads.push(bytes.and_then(|bytes| Head::parse(vm, bytes))));
+            // A collector that has just changed the colours says nothing.
+            let white = white.filter(|_| self.white(looking.memory) == white);
+            // What may wait, with what is next to it.
+            let mut may_wait: Vec<(usize, Head, (u64, usize))> = Vec::new();
+            for (&index, head) in group.iter().zip(&heads) {
+                let known = self.known[index];
+                let Some(head) = head.filter(|head| {
+                    // The main thread is never collected.
+                    index == 0 || !white.is_some_and(|white| head.is_dead(white))
+                }) else {
+                    found.count_pair(known.waits, false);
+                    if index > 0 {
+                        gone.insert(index);
+                    }
+                    continue;
+                };
+                let status = head.status(gc64);
+                let may = match status {
+                    Status::Suspended => true,
+                    Status::Running => !looking.uses(head.cframe, current == Some(known.address)),
+                    _ => false,
+                };
+                found.there += there(status);
+                self.known[index].is_new = false;
+                if may {
+                    may_wait.push((index, head, head.window()));
+                    continue;
+                }
+                found.count_pair(known.waits, false);
+                if chosen.is_none() {
+                    self.known[index].go_on(false);
+                }
+            }
+            let windows: Vec<(u64, usize)> = may_wait.iter().map(|(_, _, window)| *window).collect();
+            let Self { known, places: reader, .. } = &mut *self;
+            reader.read(looking.memory, &windows, |number, bytes| {
+                let (index, head, _) = may_wait[number];
+                let known = &mut known[index];
+                let print = bytes.map(|bytes| head.print(bytes));
+                if let Some(waits) = known.waits.filter(|_| print == Some(known.print)) {
+                    found.count_pair(Some(waits), true);
+                } else {
+                    found.count_pair(known.waits, false);
+                    if chosen.is_none() {
+                        known.go_on(true);
+                    }
+                }
+            });
+        }
+        if chosen.is_none() && !gone.is_empty() {
+            let mut index = 0;
+            self.known.retain(|_| {
+                index += 1;
+                !gone.contains(&(index - 1))
+            });
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Where coroutines wait: from looks at all of them, now and then.
+//!
+//! Each look stands for a stretch of time, and lies at a random moment in it. So the number of coroutines that it finds in a
+//! place, times the length of the stretch, is an unbiased estimate of the time that coroutines have waited there, however
+//! long each wait was: one of length `w` is found with probability `w / stretch`, and then counts for a whole stretch. How
+//! long waits are is another question, which pairs of looks answer ([`lengths`]).
+
+pub mod lengths;
+mod text;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::Duration;
+
+use lj_trace_text::Room;
+
+pub use lengths::{Length, Pairs};
+pub use text::{Place, time_of};
+
+use crate::Frame;
+use crate::model::{FrameId, Measure, Profile, StackId, StackTable, Unit};
+
+/// Time of waiting.
+pub const WAIT: Measure = Measure::new("wait", Unit::Nanoseconds, 0);
+/// Coroutines that wait at a time, on average.
+pub const COROUTINES: Measure = Measure::new("coroutines", Unit::Coroutines, 1);
+/// How many waits there were, estimated.
+pub const WAITS: Measure = Measure::new("waits", Unit::Events, 2);
+
+/// Bytes of memory for stacks, as in a CPU profile.
+const STACKS: usize = 16 << 20;
+
+/// Where coroutines wait, and how long.
+#[derive(Debug, Default)]
+pub struct WaitProfile {
+    stacks: StackTable,
+    /// By the stack's number.
+    figures: Vec<Figures>,
+    losses: BTreeMap<String, u64>,
+    about: AboutLooks,
+    /// What was looked at, as a title.
+    pub title: String,
+    /// The process, if it is one.
+    pub pid: Option<u32>,
+}
+
+/// What is known of one stack.
+#[derive(Clone, Debug, Default)]
+struct Figures {
+    /// What the last look that found somebody here counted, in nanoseconds, and the number of that look.
+    last: (f64, u64),
+    /// Squares of the differences from each look to the next one.
+    squares: f64,
+    pairs: Pairs,
+}
+
+/// What is known of the looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct AboutLooks {
+    /// How many there were.
+    pub looks: u64,
+    /// The time that they stand for.
+    pub time: Duration,
+    /// Time of all coroutines that were there, whatever they did, but for those that were over: in seconds.
+    pub there: f64,
+}
+
+/// What a look has found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Look {
+    /// How much time it stands for.
+    pub stretch: Duration,
+    /// How many coroutines there were that were not over.
+    pub there: f64,
+    /// How many of them waited with each stack: as many as were counted, or estimated from some of them.
+    pub waiting: Vec<(StackId, f64)>,
+}
+
+impl WaitProfile {
+    /// An empty one.
+    pub fn new(title: impl Into<String>) -> Self {
+        Self { title: title.into(), ..Self::default() }
+    }
+
+    /// The number of a stack, root first.
+    pub fn stack(&mut self, frames: impl IntoIterator<Item = Frame>) -> StackId {
+        let frames: Vec<FrameId> = frames.into_iter().map(|frame| self.stacks.intern(frame)).collect();
+        self.stacks.stack(&frames)
+    }
+
+    /// The number of the stack that has the frames of two, one behind the other; that of the `inner` one if these would be more
+    /// than `most`.
+    pub fn join(&mut self, outer: StackId, inner: StackId, most: usize) -> StackId {
+        let frames_of = |stack| self.stacks.all_frames(stack).map_or(&[][..], |(_, frames)| frames);
+        let is_code = |id: &&FrameId| !matches!(self.stacks.frame(**id), Some(Frame::Root { .. }));
+        let frames: Vec<FrameId> =
+            frames_of(outer).iter().chain(frames_of(inner).iter().filter(is_code)).copied().collect();
+        if frames.len() > most { inner } else { self.stacks.stack(&frames) }
+    }
+
+    /// Takes what a look has found.
+    pub fn add(&mut self, look: &Look) {
+        let nanoseconds = look.stretch.as_nanos() as f64;
+        self.about.looks += 1;
+        self.about.time += look.stretch;
+        self.about.there += look.there * look.stretch.as_secs_f64();
+        for &(stack, count) in &look.waiting {
+            let weight = nanoseconds * count;
+            self.stacks.add(stack, WAIT.index, weight as u64);
+            let number = self.about.looks;
+            self.of(stack).note(weight, number);
+        }
+    }
+
+    /// Two looks so long apart have found so many coroutines in the same wait; so many others, whom the first of them had
+    /// found there, had gone on by the second one.
+    pub fn pair(&mut self, stack: StackId, lag: Duration, same: u64, gone: u64) {
+        self.of(stack).pairs.add(lag, same, gone);
+    }
+
+    /// Takes back what was added for coroutines that were not there any more.
+    pub fn take_back(&mut self, stack: StackId, time: Duration) {
+        self.stacks.take(stack, WAIT.index, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    fn of(&mut self, stack: StackId) -> &mut Figures {
+        if stack.index() >= self.figures.len() {
+            self.figures.resize_with(stack.index() + 1, Figures::default);
+        }
+        &mut self.figures[stack.index()]
+    }
+
+    /// Folds the rarest stacks once all take too much memory. Gives the new number of each stack by its old one, if they have
+    /// changed.
+    pub fn keep_within_room(&mut self) -> Option<Vec<StackId>> {
+        let own = self.figures.len() * size_of::<Figures>();
+        if self.stacks.bytes() + own <= STACKS {
+            return None;
+        }
+        let moved = self.stacks.fold_rare(STACKS / 4);
+        for (figures, to) in std::mem::take(&mut self.figures).into_iter().zip(&moved) {
+            self.of(*to).merge(&figures);
+        }
+        Some(moved)
+    }
+
+    /// Counts what was lost, by reason.
+    pub fn lose(&mut self, reason: &str, count: u64) {
+        if count > 0 {
+            *self.losses.entry(reason.to_owned()).or_insert(0) += count;
+        }
+    }
+
+    /// What is known of the looks.
+    pub fn about(&self) -> AboutLooks {
+        self.about
+    }
+
+    /// Forgets all figures and losses: the next interval begins. Stacks keep their numbers.
+    pub fn begin_anew(&mut self) {
+        let stacks: Vec<StackId> = self.stacks.numbered().map(|(id, _)| id).collect();
+        for stack in stacks {
+            [WAIT, COROUTINES, WAITS].iter().for_each(|measure| self.stacks.take(stack, measure.index, u64::MAX));
+        }
+        (self.figures, self.losses, self.about) = Default::default();
+    }
+
+    /// Gives the stacks the weights that follow from the time: how many coroutines wait at a time, and how many waits that
+    /// were. To be called before a format is written.
+    pub fn weigh(&mut self) {
+        let seconds = self.about.time.as_secs_f64().max(1e-9);
+        let of = |(stack, row): (StackId, crate::model::Row<'_>)| {
+            let wait = row.weights[WAIT.index] as f64 / 1e9;
+            let waits = self.length(stack).map_or(0.0, |length| wait / length.seconds);
+            (stack, [wait / seconds, waits])
+        };
+        let all: Vec<(StackId, [f64; 2])> = self.stacks.numbered().map(of).collect();
+        for (stack, values) in all {
+            for (measure, value) in [COROUTINES, WAITS].into_iter().zip(values) {
+                self.stacks.take(stack, measure.index, u64::MAX);
+                self.stacks.add(stack, measure.index, value.round() as u64);
+            }
+        }
+    }
+
+    /// How long a wait with this stack is, on average; [`None`] if no two looks tell.
+    pub fn length(&self, stack: StackId) -> Option<Length> {
+        self.figures.get(stack.index())?.pairs.length()
+    }
+
+    /// The standard error of the time of waiting with this stack, in nanoseconds.
+    fn error(&self, stack: StackId) -> f64 {
+        self.figures.get(stack.index()).map_or(0.0, |figures| figures.error(self.about.looks))
+    }
+
+    /// The places where coroutines wait, the one with most of the time first.
+    pub fn places(&self) -> Vec<Place> {
+        text::places(self)
+    }
+
+    /// What it says, in a sentence; nothing if nobody waits.
+    pub fn sentence(&self) -> Option<String> {
+        text::sentence(self)
+    }
+}
+
+impl Figures {
+    /// A look has counted so much here.
+    fn note(&mut self, weight: f64, look: u64) {
+        let (last, number) = self.last;
+        // Those between have found nobody.
+        self.squares += if number + 1 == look { (weight - last).powi(2) } else { last.powi(2) + weight.powi(2) };
+        self.last = (weight, look);
+    }
+
+    /// The standard error of the sum, from how much one look differs from the next one: what is the same all the time has
+    /// none.
+    fn error(&self, looks: u64) -> f64 {
+        let (last, number) = self.last;
+        let mut squares = self.squares;
+        if number < looks {
+            squares += last.powi(2);
+        }
+        (squares / 2.0).sqrt()
+    }
+
+    fn merge(&mut self, other: &Self) {
+        if other.last.1 > self.last.1 {
+            self.last = other.last;
+        }
+        self.squares += other.squares;
+        self.pairs.merge(&other.pairs);
+    }
+}
+
+impl Profile for WaitProfile {
+    fn weighted(&self) -> &StackTable {
+        &self.stacks
+    }
+
+    fn title(&self) -> String {
+        if self.title.is_empty() { "waits of coroutines".to_owned() } else { self.title.clone() }
+    }
+
+    fn subtitle(&self) -> String {
+        let AboutLooks { looks, time, .. } = self.about;
+        let waiting = self.total() as f64 / (time.as_nanos() as f64).max(1.0);
+        let lost = match self.losses.values().sum::<u64>() {
+            0 => String::new(),
+            lost => format!(", {lost} not told"),
+        };
+        format!("{waiting:.1} coroutines wait at a time, from {looks} looks{lost}: green Lua, orange C")
+    }
+
+    fn measures(&self) -> Vec<Measure> {
+        vec![WAIT, COROUTINES, WAITS]
+    }
+
+    fn shown(&self) -> Measure {
+        WAIT
+    }
+
+    fn process(&self) -> Option<u32> {
+        self.pid
+    }
+
+    fn errors(&self, measure: &Measure) -> std::collections::HashMap<StackId, f64> {
+        let seconds = self.about.time.as_nanos() as f64;
+        let unit = match measure.index {
+            0 => 1.0,
+            1 => seconds.max(1.0),
+            _ => return std::collections::HashMap::new(),
+        };
+        let shown = self.stacks.numbered().filter(|(_, row)| row.weights[WAIT.index] > 0);
+        shown.map(|(stack, _)| (stack, NINETEEN_OF_TWENTY * self.error(stack) / unit)).collect()
+    }
+
+    fn losses(&self) -> &BTreeMap<String, u64> {
+        &self.losses
+    }
+
+    fn write_text(&self, room: Room, out: &mut dyn io::Write) -> io::Result<()> {
+        text::write(self, room, out)
+    }
+}
+
+/// Standard errors that 19 of 20 cases lie within.
+const NINETEEN_OF_TWENTY: f64 = 1.96;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+//! Waits as text.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use lj_trace_text::table::{Column, Fit, Table};
+use lj_trace_text::{Room, percent};
+
+use super::{AboutLooks, Length, NINETEEN_OF_TWENTY, Pairs, WAIT, WaitProfile};
+use crate::Frame;
+use crate::model::{Profile as _, Row};
+
+/// Places that are shown.
+const TOP: usize = 30;
+/// A name is not cut to less than this.
+const LEAST_NAME: usize = 40;
+
+/// A line of Lua code where coroutines wait, with what it has called.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
+    /// `receive@redis.lua:88`: the function, and the line that it executes.
+    pub name: String,
+    /// What it has called: `coroutine.yield`. Nothing if it is not known.
+    pub called: String,
+    /// Nanoseconds of waiting.
+    pub time: u64,
+    /// Coroutines at a time, on average, and by how much that may be more or less in 19 of 20 cases.
+    pub coroutines: (f64, f64),
+    /// How long a wait is.
+    pub length: Option<Length>,
+}
+
+/// The places, the one with most of the time first.
+pub fn places(profile: &WaitProfile) -> Vec<Place> {
+    let seconds = profile.about.time.as_secs_f64().max(1e-9);
+    let mut places: HashMap<(String, String), (u64, f64, Pairs)> = HashMap::new();
+    for (stack, row) in profile.stacks.numbered().filter(|(_, row)| row.weights[WAIT.index] > 0) {
+        let (time, squares, pairs) = places.entry(place_of(profile, &row)).or_default();
+        *time = time.saturating_add(row.weights[WAIT.index]);
+        *squares += profile.error(stack).powi(2);
+        if let Some(figures) = profile.figures.get(stack.index()) {
+            pairs.merge(&figures.pairs);
+        }
+    }
+    let place = |((name, called), (time, squares, pairs)): (_, (u64, f64, Pairs))| Place {
+        name,
+        called,
+        time,
+        coroutines: (time as f64 / 1e9 / seconds, NINETEEN_OF_TWENTY * squares.sqrt() / 1e9 / seconds),
+        length: pairs.length(),
+    };
+    let mut places: Vec<Place> = places.into_iter().map(place).collect();
+    places.sort_by(|a, b| b.time.cmp(&a.time).then_with(|| a.name.cmp(&b.name)).then_with(|| a.called.cmp(&b.called)));
+    places
+}
+
+/// The innermost Lua function with the line that it executes, and what it has called.
+fn place_of(profile: &WaitProfile, row: &Row<'_>) -> (String, String) {
+    let frames = || row.frames.iter().rev().filter_map(|id| profile.stacks.frame(*id));
+    let called = frames().take_while(|frame| !matches!(frame, Frame::Lua { .. })).last();
+    let called = called.filter(|frame| !matches!(frame, Frame::Root { .. })).map(Frame::to_string).unwrap_or_default();
+    match frames().find(|frame| matches!(frame, Frame::Lua { .. })) {
+        Some(Frame::Lua { name, chunk, line: Some(line), .. }) => {
+            (format!("{}@{chunk}:{line}", name.as_deref().unwrap_or_default()), called)
+        }
+        Some(other) => (other.to_string(), called),
+        None => (called, String::new()),
+    }
+}
+
+/// What it says, in a sentence.
+pub fn sentence(profile: &WaitProfile) -> Option<String> {
+    let seconds = profile.about.time.as_secs_f64();
+    let first = profile.places().into_iter().next().filter(|_| seconds > 0.0)?;
+    let there = profile.about.there / seconds;
+    let each = first.length.map_or_else(String::new, |length| format!(", {} each", time_of(length)));
+    let verb = if first.coroutines.0 < 1.05 && there >= 1.05 { "waits" } else { "wait" };
+    Some(format!("{} of {} coroutines {verb} in `{}`{each}", number(first.coroutines.0), number(there), first.name))
+}
+
+/// A number of coroutines: whole ones where there are many.
+fn number(coroutines: f64) -> String {
+    if coroutines >= 99.95 || (coroutines - coroutines.round()).abs() < 0.05 {
+        format!("{coroutines:.0}")
+    } else {
+        format!("{coroutines:.1}")
+    }
+}
+
+/// How long a wait is: `1.9 s`; `~0.2 s` if chance has a large part in it.
+pub fn time_of(length: Length) -> String {
+    /// Beyond this share, an error is worth a mark.
+    const UNSURE: f64 = 0.2;
+    let mark = match length {
+        Length { is_least: true, .. } => "over ",
+        Length { is_most: true, .. } => "under ",
+        Length { error, .. } if error > UNSURE => "~",
+        _ => "",
+    };
+    format!("{mark}{}", seconds_of(length.seconds))
+}
+
+fn seconds_of(seconds: f64) -> String {
+    match seconds {
+        seconds if seconds >= 100.0 => format!("{seconds:.0} s"),
+        seconds if seconds >= 0.95 => format!("{seconds:.1} s"),
+        seconds if seconds >= 0.001 => format!("{:.0} ms", seconds * 1e3),
+        _ => "1 ms".to_owned(),
+    }
+}
+
+/// Writes what a profile says.
+///
+/// # Errors
+/// The output cannot take the bytes.
+pub fn write(profile: &WaitProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
+    let AboutLooks { looks, time, there } = profile.about;
+    let seconds = time.as_secs_f64();
+    if !profile.title.is_empty() {
+        writeln!(out, "{}", room.title(&profile.title))?;
+    }
+    let waiting = profile.total() as f64 / 1e9 / seconds.max(1e-9);
+    let there = there / seconds.max(1e-9);
+    writeln!(
+        out,
+        "{looks} looks in {seconds:.1} s: of {} coroutines {} wait at a time, {:.1} s altogether",
+        number(there),
+        number(waiting),
+        profile.total() as f64 / 1e9
+    )?;
+    if let Some(sentence) = profile.sentence() {
+        writeln!(out, "{sentence}")?;
+    }
+    let places = profile.places();
+    if !places.is_empty() {
+        writeln!(out, "\nWhere coroutines wait: how many at a time, and how long each wait is (estimated from looks)")?;
+        let columns = ["at a time", "+-", "%", "each", "waits"].map(|title| Column::right(title, 0));
+        let mut table =
+            Table::new(columns).indent(2).gap(2).end("place, and what it called", Fit::Label(LEAST_NAME), room);
+        for place in places.iter().take(TOP) {
+            let (mean, error) = place.coroutines;
+            let each = place.length.map_or_else(|| "?".to_owned(), time_of);
+            let waits = place.length.map_or_else(
+                || "?".to_owned(),
+                |length| {
+                    let count = place.time as f64 / 1e9 / length.seconds;
+                    if length.is_least { format!("{:.0}", mean.max(1.0)) } else { format!("{count:.0}") }
+                },
+            );
+            let share = percent(place.time, profile.total());
+            let called = if place.called.is_empty() { String::new() } else { format!("  {}", place.called) };
+            let cells = [format!("{mean:.1}"), format!("{error:.1}"), share, each, waits];
+            table.row(cells, format!("{}{called}", place.name));
+        }
+        if places.len() > TOP {
+            table.more(format!("{} more", places.len() - TOP));
+        }
+        write!(out, "{table}")?;
+    }
+    if !profile.losses.is_empty() {
+        let mut lost = Table::new([Column::right("", 10)]).headless();
+        profile.losses.iter().for_each(|(reason, count)| lost.row([count.to_string()], reason));
+        write!(out, "\nWhat was not told\n{lost}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! `--mode waits` tells where coroutines wait, and for how long: as they have timed it themselves.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::nginx::Nginx;
+use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
+use lj_trace_tests::source::line_of;
+use lj_trace_tests::tracer::{Tracer, exit_code, run};
+use lj_trace_tests::waits::{WaitTruth, compare, compare_lengths, told};
+use lj_trace_tests::workload::Workload;
+
+/// Begins to look at a process, with these more words; what it tells goes to `waits.txt` in `folder`.
+fn start(pid: u32, folder: &Path, more: &[&str]) -> Result<Tracer> {
+    let (pid, file) = (pid.to_string(), folder.join("waits.txt").display().to_string());
+    let mut tracer = Tracer::start(["--pid", &pid, "--mode", "waits", "-o", &file].iter().chain(more))?;
+    tracer.wait_until_attached()?;
+    Ok(tracer)
+}
+
+fn text(folder: &Path) -> Result<String> {
+    Ok(std::fs::read_to_string(folder.join("waits.txt"))?)
+}
+
+/// Runs a workload and looks at it while it works. What was told, and the truth.
+fn recorded(program: &Program, script: &str, arguments: &[&str], more: &[&str]) -> Result<(String, WaitTruth)> {
+    let folder = tempfile::tempdir()?;
+    let mut workload = Workload::start(program, script, arguments)?;
+    let seconds = arguments[1];
+    let duration = format!("{seconds}s");
+    let more = [&["-d", duration.as_str()], more].concat();
+    let tracer = start(workload.pid(), folder.path(), &more)?;
+    workload.go()?;
+    tracer.wait_for(Duration::from_secs(60))?.expect(0, &[]);
+    let report = workload.report()?;
+    let truth = WaitTruth::parse(report.iter().map(String::as_str))?;
+    workload.go()?;
+    Ok((text(folder.path())?, truth))
+}
+
+#[test]
+fn times_are_those_that_coroutines_have_measured() -> Result<()> {
+    for (seed, name) in [(1, LUAJIT), (2, LUAJIT2)] {
+        let Some(program) = Program::find(name) else { continue };
+        let seed = seed.to_string();
+        let (text, truth) = recorded(&program, "waits.lua", &["300", "20", &seed, "1", "4"], &[])?;
+        compare("waits.lua", &text, &truth).context(name)?;
+        compare_lengths("waits.lua", &text, &truth, 0.4).context(name)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn short_waits_are_estimated() -> Result<()> {
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    let (text, truth) = recorded(&program, "waits.lua", &["300", "15", "3", "0.05", "0.3"], &[])?;
+    compare("waits.lua", &text, &truth)?;
+    compare_lengths("waits.lua", &text, &truth, 1.0)
+}
+
+#[test]
+fn fibers_are_coroutines_too() -> Result<()> {
+    let Some(program) = Program::find(TARANTOOL) else { return Ok(()) };
+    let (text, truth) = recorded(&program, "waits_tarantool.lua", &["200", "20", "4", "1", "4"], &[])?;
+    compare("waits_tarantool.lua", &text, &truth)
+}
+
+#[test]
+fn light_threads_of_nginx_are_coroutines_too() -> Result<()> {
+    let Some(nginx) = Nginx::serving("waits_nginx")? else { return Ok(()) };
+    let [worker] = nginx.workers() else { anyhow::bail!("one worker was asked for") };
+    let folder = tempfile::tempdir()?;
+    let tracer = start(*worker, folder.path(), &["-d", "20s"])?;
+    nginx.request("/go?seconds=20&count=100")?;
+    tracer.wait_for(Duration::from_secs(60))?.expect(0, &[]);
+    let began = Instant::now();
+    let report = loop {
+        let report = nginx.request("/told")?;
+        if !report.is_empty() {
+            break report;
+        }
+        ensure!(began.elapsed() < Duration::from_secs(30), "nginx says nothing");
+        std::thread::sleep(Duration::from_millis(500));
+    };
+    let truth = WaitTruth::parse(report.lines())?;
+    compare("waits_nginx.lua", &text(folder.path())?, &truth)
+}
+
+#[test]
+fn streams_hold_no_waits() -> Result<()> {
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    let workload = Workload::start(&program, "waits.lua", &["1", "1", "1", "1", "1"])?;
+    let outcome = run(["--pid", &workload.pid().to_string(), "--mode", "waits", "-o", "waits.bin"])?;
+    outcome.expect(exit_code::USAGE, &["streams of Tarantool's formats hold no waits"]);
+    let outcome = run(["--pid", &workload.pid().to_string(), "--interval", "1s"])?;
+    outcome.expect(exit_code::USAGE, &["--interval is for waits"]);
+    Ok(())
+}
+
+/// Formats, interim results and pieces.
+#[test]
+fn it_goes_into_all_formats_and_pieces() -> Result<()> {
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    let folder = tempfile::tempdir()?;
+    let mut workload = Workload::start(&program, "waits.lua", &["50", "8", "5", "0.5", "2"])?;
+    let file = |name: &str| folder.path().join(name);
+    let outputs: Vec<String> = ["w.svg", "w.folded", "w.pb.gz", "w.speedscope.json", "w.json.gz"]
+        .iter()
+        .flat_map(|name| ["-o".to_owned(), file(name).display().to_string()])
+        .collect();
+    let mut words: Vec<&str> = outputs.iter().map(String::as_str).collect();
+    words.extend(["-d", "5s", "--interval", "200ms"]);
+    let tracer = start(workload.pid(), folder.path(), &words)?;
+    workload.go()?;
+    std::thread::sleep(Duration::from_secs(2));
+    tracer.signal(libc::SIGUSR1)?;
+    std::thread::sleep(Duration::from_secs(1));
+    let interim = told(&text(folder.path())?)?;
+    ensure!(!interim.is_empty(), "nothing was written on SIGUSR1");
+    tracer.wait()?.expect(0, &[]);
+    let folded = std::fs::read_to_string(file("w.folded"))?;
+    let sum: f64 = folded.lines().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() / 1e9;
+    // Fifty at a time, and the nested ones twice.
+    ensure!((200.0..400.0).contains(&sum), "{sum} s in {folded}");
+    for name in ["w.svg", "w.pb.gz", "w.speedscope.json", "w.json.gz"] {
+        ensure!(file(name).metadata()?.len() > 100, "{name} is empty");
+    }
+    let pieces = tempfile::tempdir()?;
+    let tracer = start(workload.pid(), pieces.path(), &["-d", "3500ms", "--rotate", "1s", "--interval", "100ms"])?;
+    tracer.wait()?.expect(0, &[]);
+    let count = std::fs::read_dir(pieces.path())?.count();
+    ensure!((3..=5).contains(&count), "{count} pieces");
+    Ok(())
+}
+
+/// Coroutines that come and go, with the collector at work: what is told stays right, and the end of the process ends it.
+#[test]
+fn coroutines_that_come_and_go_are_not_confused() -> Result<()> {
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    let folder = tempfile::tempdir()?;
+    let mut workload = Workload::start(&program, "waits_churn.lua", &["12"])?;
+    let tracer = start(workload.pid(), folder.path(), &["--interval", "100ms", "-v"])?;
+    workload.go()?;
+    let report = workload.report()?;
+    let truth = WaitTruth::parse(report.iter().map(String::as_str))?;
+    // It is killed, perhaps in the middle of a look.
+    workload.kill()?;
+    let outcome = tracer.wait()?;
+    outcome.expect(0, &[]);
+    let text = text(folder.path())?;
+    let mean = |name: &str| -> Result<(f64, f64)> {
+        let end = format!("@waits_churn.lua:{}", line_of("waits_churn.lua", &format!("waits in {name}")));
+        let sum = told(&text)?.iter().filter(|place| place.name.ends_with(&end)).map(|place| place.mean.0).sum();
+        Ok((sum, truth.places[name].0 / truth.whole))
+    };
+    let (stay, expected) = mean("stay")?;
+    ensure!((stay - expected).abs() <= 0.05 * expected, "{stay} instead of {expected} in {text}\n{}", outcome.stderr);
+    // Those that are over within the time that a look takes may be missing, but none counts that is over.
+    let (pass, expected) = mean("pass")?;
+    ensure!(pass <= 1.1 * expected, "{pass} instead of {expected} in {text}\n{}", outcome.stderr);
+    Ok(())
+}
