@@ -22,10 +22,13 @@ pub struct BoundedStack {
     pub weights: Weights,
 }
 
+/// What tells a stack from others: the state of its VM, its request, its frames.
+type StackKey = (Option<String>, Option<RequestLabels>, Vec<FrameId>);
+
 /// Adds up the stacks of all threads, traces and VMs.
 pub fn bounded(profile: &dyn Profile, kernel_frames: bool) -> Vec<BoundedStack> {
     let table = profile.weighted();
-    let mut places: HashMap<(Option<String>, Option<RequestLabels>, Vec<FrameId>), usize> = HashMap::new();
+    let mut places: HashMap<StackKey, usize> = HashMap::new();
     let mut stacks: Vec<BoundedStack> = Vec::new();
     for row in table.rows() {
         let is_wanted = |id: &FrameId| kernel_frames || !matches!(table.frame(*id), Some(Frame::Kernel { .. }));

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lj_trace_common::arch::CFRAME_L;
+use lj_trace_common::arch::{ADDRESS_END, CFRAME_L};
 use lj_trace_common::config::{MAX_FRAMES, MAX_STACK};
 use lj_trace_common::event::{FrameRecord, NO_VM, RecordKind, SAMPLE_STACK_TRUNCATED, SAMPLE_WAIT, SampleHeader, reg};
 use lj_trace_common::frame::{ReadFrames, Walk, WalkEnd, WalkStep};
@@ -140,7 +140,7 @@ impl WaitUnderWay {
         vms.kinds.iter().find_map(|kind| {
             let word = if kind.layout.is_gc64() { wide } else { narrow };
             // Not on the stack itself, and not where nothing is.
-            if word & 7 != 0 || word < 0x1_0000 || word >= 1 << 47 {
+            if word & 7 != 0 || !(0x1_0000..ADDRESS_END).contains(&word) {
                 return None;
             }
             let mut memo = Memo::default();
