@@ -94,7 +94,7 @@ fn shows_what_allocates() -> Result<()> {
         let seen = screen.wait_for(&["bytes/s*", "held", "demo.lua:", "allocation events"])?;
         ensure!(seen.contains("KiB") || seen.contains("MiB"), "{seen}");
         screen.press(&["a"])?;
-        screen.wait_for(&["since the beginning", "bytes*"])?;
+        screen.wait_for(&["since it began", "bytes*"])?;
         screen.press(&["C-c"])?;
         screen.wait_for(&[&format!("{ENDED} 0")])?;
     }

@@ -83,11 +83,10 @@ pub fn draw_tabs(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette)
             Style::new()
         };
         spans.push(Span::styled(format!(" {} {} ", number + 1, tab.title()), style));
-        spans.push(Span::raw(" "));
     }
     spans.push(Span::raw(match app.span {
         window::Span::Recent => format!(" last {:.0} s", app.recent().as_secs_f64()),
-        window::Span::All => " since the beginning".to_owned(),
+        window::Span::All => " since it began".to_owned(),
     }));
     frame.render_widget(Line::from(spans), area);
 }

@@ -158,7 +158,7 @@ mod tests {
             let seen = screen(&app, width, height);
             expect(&seen, &["5 JIT", "why interpreted", "not known", "busy@a.lua:3"]);
             app.act(Action::Span);
-            expect(&screen(&app, width, height), &["since the beginning"]);
+            expect(&screen(&app, width, height), &["since it began"]);
             app.act(Action::Span);
             app.act(Action::Help);
             expect(&screen(&app, width, height), &["switch between functions, lines"]);

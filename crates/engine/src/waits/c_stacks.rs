@@ -78,6 +78,9 @@ impl UsedStacks {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -92,7 +95,14 @@ mod tests {
     fn the_stack_of_the_first_thread_is_in_use_while_it_runs() {
         let process = Process::open(std::process::id()).unwrap();
         let mut stacks = CStacks::default();
-        let used = stacks.look(&process);
+        // The thread that looks is in a system call at that moment.
+        let is_over = AtomicBool::new(false);
+        let used = thread::scope(|scope| {
+            scope.spawn(|| while !is_over.load(Ordering::Relaxed) {});
+            let used = stacks.look(&process);
+            is_over.store(true, Ordering::Relaxed);
+            used
+        });
         assert!(used.has_running && used.has(process.stack_start() - 64, false) && !used.has(0x1000, false));
         assert!(!stacks.ranges.is_empty());
     }

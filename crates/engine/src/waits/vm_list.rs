@@ -1,6 +1,6 @@
 //! Finds the coroutines of a VM on the collector's list of objects: those that are new at its head, and now and then all.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use lj_trace_common::layout::gct;
@@ -66,6 +66,12 @@ impl VmLooks {
         let tail = self.known.split_off((older + 1).min(self.known.len()));
         let mut before: HashMap<u64, (usize, Known)> =
             tail.into_iter().enumerate().map(|(place, known)| (known.address, (place, known))).collect();
+        // Addresses that were given away again: older coroutines are not there any more.
+        let new: HashSet<u64> = newest.iter().copied().filter(|address| !before.contains_key(address)).collect();
+        let gone: Vec<Known> = match new.is_empty() {
+            true => Vec::new(),
+            false => self.known.extract_if(self.known.len().min(1).., |known| new.contains(&known.address)).collect(),
+        };
         let (mut last, mut unknown) = (0, 0);
         for address in newest {
             if self.known.len() >= MAX_COROUTINES {
@@ -86,7 +92,7 @@ impl VmLooks {
                 }
             }
         }
-        for (_, known) in before.into_values() {
+        for known in before.into_values().map(|(_, known)| known).chain(gone) {
             found.is_other(&known);
             // It may have counted as waiting in looks before, too.
             if let Some((waits, looked)) = known.waits.zip(self.looked) {
