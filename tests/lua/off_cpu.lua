@@ -49,6 +49,7 @@ local futex_time = ffi.new("struct wait_time")
 local FUTEX, FUTEX_WAIT_PRIVATE = 202, 128
 
 -- No wait is inlined into its caller: each function is a frame of its own.
+jit.off()
 local function sleeping(us) C.usleep(us) return us end
 local function polling(us) C.poll(nil, 0, math.max(1, math.floor(us / 1000))) return us end
 local function locking(us)

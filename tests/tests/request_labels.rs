@@ -130,7 +130,6 @@ fn what_is_no_request_gives_no_labels_and_a_reason() -> Result<()> {
     ];
     for (case, reason) in cases {
         let mut workload = Workload::start(&program, "no_request.lua", &[case])?;
-        workload.expect("ready")?;
         let folder = tempfile::tempdir()?;
         let (folded, outcome) = record(workload.pid(), "location", 1, folder.path())?;
         let group = if case == "none" { "[no request]" } else { "[request not known]" };
