@@ -1,7 +1,7 @@
 //! Which request a coroutine serves, as it stands in memory at a sample: for nginx with Lua.
 //!
 //! OpenResty's LuaJIT has a word for its embedder in each `lua_State` (`exdata`), in which lua-nginx-module keeps the
-//! [`ngx_http_request_t`] that the coroutine works for. The request's first words have been the same since nginx 0.1:
+//! `ngx_http_request_t` that the coroutine works for. The request's first words have been the same since nginx 0.1:
 //! a signature, the connection, and four arrays of pointers, with an element for each HTTP module: their contexts, and their
 //! configurations at three levels. Element 0 of the configurations is the core module's: that of the location. All of these are
 //! addresses only. What they mean is proven in user space, where it can be looked at for longer: configurations live as long

@@ -5,7 +5,7 @@
 -- Each coroutine waits again and again in a random one of several places, each time for a random time between LEAST and MOST
 -- seconds, and is then resumed. Some end and others begin in their place; some are kept when they have ended; some run
 -- through others. It prints `ready` and waits for a line on standard input, works, prints a line `wait NAME SECONDS COUNT`
--- for each place, whose line has the comment `waits in NAME`, of the time after `go` was read until `SECONDS` were over (`whole SECONDS COROUTINES`), then `done`, and
+-- for each place, whose line has the mark `waits in NAME`, of the time after `go` was read until `SECONDS` were over (`whole SECONDS COROUTINES`), then `done`, and
 -- waits for another line. If there is a FILE, it is written as well.
 
 local count, seconds, seed = tonumber(arg[1]), tonumber(arg[2]), tonumber(arg[3])
@@ -65,13 +65,13 @@ local waiting = {}
 function waiting.receive(serial)
   local time = length()
   local from = now()
-  coroutine.yield(time, serial) -- waits in receive
+  coroutine.yield(time, serial) --@ waits in receive
   note("receive", from, now())
 end
 function waiting.sleep(serial)
   local time = length() / 2 + least / 2
   local from = now()
-  coroutine.yield(time, serial) -- waits in sleep
+  coroutine.yield(time, serial) --@ waits in sleep
   note("sleep", from, now())
 end
 function waiting.deep(serial, depth)
@@ -82,14 +82,14 @@ function waiting.deep(serial, depth)
   end
   local time = length()
   local from = now()
-  coroutine.yield(time, serial) -- waits in deep
+  coroutine.yield(time, serial) --@ waits in deep
   note("deep", from, now())
 end
 function waiting.protected(serial)
   local time = length()
   local from = now()
   pcall(function()
-    coroutine.yield(time, serial) -- waits in protected
+    coroutine.yield(time, serial) --@ waits in protected
   end)
   note("protected", from, now())
 end
@@ -98,11 +98,11 @@ function waiting.nested(serial)
   -- One that is run by another, and yields through it.
   local inner = coroutine.wrap(function()
     local time = length()
-    coroutine.yield(time, serial) -- waits in within
+    coroutine.yield(time, serial) --@ waits in within
   end)
   local time, number = inner()
   local from = now()
-  coroutine.yield(time, number) -- waits in nested
+  coroutine.yield(time, number) --@ waits in nested
   note("nested", from, now())
   note("within", from, now())
   inner()

@@ -6,10 +6,10 @@ local clock = dofile("clock.lua")
 local function now() return clock.now(clock.MONOTONIC) end
 
 local function stay()
-  coroutine.yield() -- waits in stay
+  coroutine.yield() --@ waits in stay
 end
 local function pass()
-  coroutine.yield() -- waits in pass
+  coroutine.yield() --@ waits in pass
 end
 local function resumed(body)
   local thread = coroutine.create(body)

@@ -36,7 +36,7 @@ local function receive()
   assert(connection:connect(socket))
   assert(connection:send("GET /slow HTTP/1.0\r\n\r\n"))
   local from = time()
-  local line = connection:receive() -- waits in receive
+  local line = connection:receive() --@ waits in receive
   note("receive", from, time())
   connection:close()
   return line
@@ -44,14 +44,14 @@ end
 
 local function sleep()
   local from = time()
-  ngx.sleep(length()) -- waits in sleep
+  ngx.sleep(length()) --@ waits in sleep
   note("sleep", from, time())
 end
 
 local function threads()
   local first, second = ngx.thread.spawn(sleep), ngx.thread.spawn(sleep)
   local from = time()
-  ngx.thread.wait(first) -- waits in threads
+  ngx.thread.wait(first) --@ waits in threads
   note("threads", from, time())
   ngx.thread.wait(second)
 end

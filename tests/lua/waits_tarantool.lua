@@ -26,12 +26,12 @@ local channel = fiber.channel(0)
 local waiting = {}
 function waiting.sleep()
   local from = now()
-  fiber.sleep(length()) -- waits in sleep
+  fiber.sleep(length()) --@ waits in sleep
   note("sleep", from, now())
 end
 function waiting.receive()
   local from = now()
-  channel:get(length()) -- waits in receive
+  channel:get(length()) --@ waits in receive
   note("receive", from, now())
 end
 function waiting.deep(depth)
@@ -41,14 +41,14 @@ function waiting.deep(depth)
     return
   end
   local from = now()
-  fiber.sleep(length()) -- waits in deep
+  fiber.sleep(length()) --@ waits in deep
   note("deep", from, now())
 end
 function waiting.within()
   -- A coroutine that waits, and so does the fiber that runs it.
   local from = now()
   coroutine.wrap(function()
-    fiber.sleep(length()) -- waits in within
+    fiber.sleep(length()) --@ waits in within
   end)()
   note("within", from, now())
 end

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lj_trace_profile::Frame;
-use lj_trace_profile::waits::Place;
+use lj_trace_profile::waits::WaitPlace;
 
 use super::allocations::{AllocationRow, Allocations};
 use super::functions::{FunctionRow, Functions, LineRow, TraceRow};
@@ -113,7 +113,7 @@ pub struct App {
     /// The memory profile, which the recording fills.
     pub allocations: Rc<RefCell<Allocations>>,
     /// Where coroutines wait, as far as somebody has looked; and whether that is to be summed up anew.
-    pub waits: (Vec<Place>, bool),
+    pub waits: (Vec<WaitPlace>, bool),
     /// The process's numbers.
     pub gauges: Gauges,
     /// The view.
@@ -292,7 +292,7 @@ impl App {
     }
 
     /// Where coroutines wait, in order.
-    pub fn wait_rows(&self) -> Vec<Place> {
+    pub fn wait_rows(&self) -> Vec<WaitPlace> {
         let (mut rows, _) = self.waits.clone();
         rows.retain(|row| self.matches(&row.name) || self.matches(&row.called));
         if self.sort() == Sort::Name {

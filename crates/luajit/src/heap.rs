@@ -114,7 +114,7 @@ pub fn coroutines<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Corout
 
 /// How a walk over the list of objects ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ListEnd {
+pub enum ObjectWalkEnd {
     /// Whoever looked at the objects had seen enough.
     Enough,
     /// At the main thread: these were all.
@@ -132,18 +132,18 @@ pub fn newest_objects<M: ReadMemory>(
     vm: &Vm,
     limit: Duration,
     mut visit: impl FnMut(u64, u8) -> bool,
-) -> ListEnd {
+) -> ObjectWalkEnd {
     let began = Instant::now();
-    let mut end = ListEnd::Torn;
+    let mut end = ObjectWalkEnd::Torn;
     walk(memory, vm, Limit::Time(limit), |object, kind| {
         if object == vm.main_thread {
-            end = ListEnd::Whole;
+            end = ObjectWalkEnd::Whole;
         } else if !visit(object, kind) {
-            end = ListEnd::Enough;
+            end = ObjectWalkEnd::Enough;
         }
-        end == ListEnd::Torn
+        end == ObjectWalkEnd::Torn
     });
-    if end == ListEnd::Torn && began.elapsed() > limit { ListEnd::TimeOver } else { end }
+    if end == ObjectWalkEnd::Torn && began.elapsed() > limit { ObjectWalkEnd::TimeOver } else { end }
 }
 
 fn walk_coroutines<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Coroutines {
@@ -247,10 +247,10 @@ mod tests {
             (seen, end)
         };
         let all = [(0x5000, gct::TAB), (0x5010, gct::THREAD), (0x5020, gct::PROTO)];
-        assert_eq!(seen(9), (all.to_vec(), ListEnd::Whole));
-        assert_eq!(seen(2), (all[..2].to_vec(), ListEnd::Enough));
+        assert_eq!(seen(9), (all.to_vec(), ObjectWalkEnd::Whole));
+        assert_eq!(seen(2), (all[..2].to_vec(), ObjectWalkEnd::Enough));
         let (memory, vm) = vm_with(&[(gct::TAB, 1), (99, 2), (gct::THREAD, u64::MAX)]);
-        assert_eq!(newest_objects(&memory, &vm, LONG, |_, _| true), ListEnd::Torn);
+        assert_eq!(newest_objects(&memory, &vm, LONG, |_, _| true), ObjectWalkEnd::Torn);
     }
 
     #[test]

@@ -23,7 +23,7 @@ const WHITES: u8 = 3;
 
 /// What a `lua_State` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct CoroutineHead {
     /// Where its Lua stack begins.
     pub stack: u64,
     /// Where its innermost frame begins, and where its values end: bytes from there. The stack itself may be moved.
@@ -38,7 +38,7 @@ pub struct Head {
     marked: u8,
 }
 
-impl Head {
+impl CoroutineHead {
     /// What the bytes of a `lua_State` of `vm` show; [`None`] if they are none.
     pub fn parse(vm: &Vm, bytes: &[u8]) -> Option<Self> {
         let layout = &vm.layout;
@@ -117,11 +117,11 @@ const WINDOW: u32 = 32 * 8;
 
 /// Reads many places, a thousand with each system call.
 #[derive(Debug, Default)]
-pub struct Places {
+pub struct BatchReader {
     buffer: Vec<u8>,
 }
 
-impl Places {
+impl BatchReader {
     /// Shows the bytes of each of `places` to `visit`, with its number: [`None`] where they cannot be read.
     pub fn read(
         &mut self,
@@ -170,7 +170,7 @@ mod tests {
             };
             let places: Vec<_> = (0..count).map(|_| place(&mut rng)).collect();
             let mut next = 0;
-            Places::default().read(&memory, &places, |number, bytes| {
+            BatchReader::default().read(&memory, &places, |number, bytes| {
                 assert_eq!(number, next);
                 next += 1;
                 let (at, size) = places[number];
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn what_the_collector_has_left_behind_is_dead() {
-        let head = |marked| Head { stack: 0, base: 0, top: 0, cframe: 0, status: 1, marked };
+        let head = |marked| CoroutineHead { stack: 0, base: 0, top: 0, cframe: 0, status: 1, marked };
         for (marked, white, is_dead) in
             [(1, 1, false), (2, 1, true), (1, 2, true), (4, 1, false), (0, 1, false), (3, 1, false)]
         {
@@ -195,15 +195,15 @@ mod tests {
 
     #[test]
     fn a_wait_is_told_from_another_by_its_values() {
-        let head = Head { stack: 0x1000, base: 0x40, top: 0x60, cframe: 0, status: 1, marked: 1 };
+        let head = CoroutineHead { stack: 0x1000, base: 0x40, top: 0x60, cframe: 0, status: 1, marked: 1 };
         assert_eq!(head.window(), (0x1000, 0x60));
         let values = [7; 0x60];
         let mut others = values;
         others[0x58] = 8;
         assert_ne!(head.print(&values), head.print(&others));
         // The collector moves stacks, and marks what it finds.
-        let moved = Head { stack: 0x9000, marked: 2, ..head };
+        let moved = CoroutineHead { stack: 0x9000, marked: 2, ..head };
         assert_eq!(head.print(&values), moved.print(&values));
-        assert_ne!(head.print(&values), Head { base: 0x38, ..head }.print(&values));
+        assert_ne!(head.print(&values), CoroutineHead { base: 0x38, ..head }.print(&values));
     }
 }

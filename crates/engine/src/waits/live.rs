@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lj_trace_profile::WaitProfile;
-use lj_trace_profile::waits::{Look, Place};
+use lj_trace_profile::waits::{WaitLook, WaitPlace};
 
 use super::process_looks::ProcessLooks;
 use crate::target::RecordTarget;
@@ -26,12 +26,12 @@ impl LiveWaits {
     }
 
     /// Looks at all coroutines; gives the places where they wait, the one with most of the time first.
-    pub fn look(&mut self) -> Vec<Place> {
+    pub fn look(&mut self) -> Vec<WaitPlace> {
         let now = Instant::now();
         let since = self.looked.map_or(Duration::from_secs(1), |looked| now.saturating_duration_since(looked));
         self.looked = Some(now);
         self.looks.look(&mut self.profile);
-        let mut look = Look { stretch: since.min(LONGEST), ..Look::default() };
+        let mut look = WaitLook { stretch: since.min(LONGEST), ..WaitLook::default() };
         self.looks.take(&mut look);
         self.profile.add(&look);
         if let Some(moved) = self.profile.keep_within_room() {

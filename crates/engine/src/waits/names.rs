@@ -19,7 +19,7 @@ use crate::stack::Unresolved;
 const MAX_WALKS: usize = 1 << 14;
 
 /// Names frames, and keeps what stacks of a profile they are.
-pub struct Names {
+pub struct WaitNames {
     namer: Namer,
     /// What all stacks begin with, if the profile is of several processes.
     root: Option<Named>,
@@ -37,7 +37,7 @@ const WAITING_FOR_OTHERS: [&str; 2] = ["ngx.thread.wait", "coroutine.resume"];
 /// Resumes another coroutine, and goes on when that yields.
 const RESUMING: [&str; 2] = ["coroutine.resume", "coroutine.wrap_aux"];
 
-impl Names {
+impl WaitNames {
     /// Those of a process. `root` is what its stacks begin with, if they are among those of others.
     pub fn new(process: &Process, vms: &[Vm], root: Option<Named>) -> Self {
         Self { namer: Namer::new(process, vms), root, known: HashMap::new(), joined: HashMap::new() }

@@ -7,13 +7,13 @@ use lj_trace_luajit::{Vm, find_vms};
 use lj_trace_process::clocks::ClockId;
 use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_profile::model::StackId;
-use lj_trace_profile::waits::Look;
+use lj_trace_profile::waits::WaitLook;
 use lj_trace_profile::{Frame as Named, WaitProfile};
 
 use super::c_stacks::CStacks;
-use super::names::Names;
+use super::names::WaitNames;
 use super::vm_found::{Doubts, Looking, VmFound};
-use super::vm_look::VmLooks;
+use super::vm_look::CoroutineLooks;
 use crate::target::RecordTarget;
 
 /// A search for VMs may cost this share of a core,
@@ -29,9 +29,9 @@ const ECHOES: usize = 512;
 pub struct ProcessLooks {
     process: Process,
     memory: ProcessMemory,
-    names: Names,
+    names: WaitNames,
     c_stacks: CStacks,
-    vms: Vec<VmLooks>,
+    vms: Vec<CoroutineLooks>,
     /// How many VMs there have been.
     vms_so_far: usize,
     /// Whether only the VMs count that it has: somebody has chosen them.
@@ -59,10 +59,10 @@ impl ProcessLooks {
         Self {
             process: target.process.clone(),
             memory: target.process.memory(),
-            names: Names::new(&target.process, &vms, root),
+            names: WaitNames::new(&target.process, &vms, root),
             c_stacks: CStacks::default(),
             vms_so_far: vms.len(),
-            vms: (0..).zip(vms).map(|(index, vm)| VmLooks::new(vm, index, now)).collect(),
+            vms: (0..).zip(vms).map(|(index, vm)| CoroutineLooks::new(vm, index, now)).collect(),
             is_chosen: target.only.is_some(),
             next_search: now + if target.vms.is_empty() { Duration::ZERO } else { SEARCH_INTERVAL },
             pending: Pending::default(),
@@ -123,7 +123,7 @@ impl ProcessLooks {
     fn each_vm(
         &mut self,
         profile: &mut WaitProfile,
-        mut act: impl FnMut(&mut VmLooks, &mut Looking<'_>) -> Option<(Option<Duration>, VmFound)>,
+        mut act: impl FnMut(&mut CoroutineLooks, &mut Looking<'_>) -> Option<(Option<Duration>, VmFound)>,
     ) -> Vec<VmFound> {
         let Self { process, memory, names, c_stacks, vms, vms_so_far, doubts, .. } = self;
         let mut used_stacks = None;
@@ -164,12 +164,12 @@ impl ProcessLooks {
 
     fn add(&mut self, vm: Vm, now: Instant) {
         self.names.add_vm(&vm);
-        self.vms.push(VmLooks::new(vm, self.vms_so_far, now));
+        self.vms.push(CoroutineLooks::new(vm, self.vms_so_far, now));
         self.vms_so_far += 1;
     }
 
     /// Adds what the last look has found to the sums of all processes: it stands for a stretch that is over.
-    pub fn take(&mut self, sums: &mut Look) {
+    pub fn take(&mut self, sums: &mut WaitLook) {
         let Pending { there, waiting } = std::mem::take(&mut self.pending);
         sums.there += there;
         sums.waiting.extend(waiting.into_iter().filter(|(_, count)| *count > 0.0));

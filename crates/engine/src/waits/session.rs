@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::clocks::ClockId;
-use lj_trace_profile::waits::Look;
+use lj_trace_profile::waits::WaitLook;
 use lj_trace_profile::{ProfileKind, WaitProfile};
 
 use super::pace::Pace;
@@ -44,7 +44,7 @@ pub struct WaitSession<'a> {
     cost: Duration,
     /// Of processes that are over: what may be wrong, and what the look of this stretch has found.
     doubts: Doubts,
-    left: Look,
+    left: WaitLook,
     told: SinceThen,
     was_slowed: bool,
 }
@@ -79,7 +79,7 @@ impl<'a> WaitSession<'a> {
             deadline: options.duration.and_then(|duration| now.checked_add(duration)),
             cost: Duration::ZERO,
             doubts: Doubts::default(),
-            left: Look::default(),
+            left: WaitLook::default(),
             told: SinceThen::default(),
             was_slowed: false,
         };
@@ -205,7 +205,7 @@ impl<'a> WaitSession<'a> {
 
     /// Adds what the look of a stretch has found, which is over.
     fn close(&mut self, stretch: Duration) {
-        let mut look = Look { stretch, ..std::mem::take(&mut self.left) };
+        let mut look = WaitLook { stretch, ..std::mem::take(&mut self.left) };
         self.processes.iter_mut().for_each(|process| process.take(&mut look));
         self.profile.add(&look);
         // Nothing is left over that would have other numbers then.

@@ -8,7 +8,7 @@ use lj_trace_profile::WaitProfile;
 use lj_trace_profile::model::StackId;
 
 use super::c_stacks::{CStacks, UsedStacks};
-use super::names::Names;
+use super::names::WaitNames;
 use crate::coroutines::Status;
 
 /// A coroutine, as the last look has seen it.
@@ -52,7 +52,7 @@ pub struct Looking<'a> {
     /// Its memory.
     pub memory: &'a ProcessMemory,
     /// What names frames.
-    pub names: &'a mut Names,
+    pub names: &'a mut WaitNames,
     /// Where the figures go.
     pub profile: &'a mut WaitProfile,
     /// How many VMs the process has.

@@ -6,12 +6,12 @@ use std::collections::HashMap;
 use lj_trace_profile::model::StackId;
 
 use super::vm_found::Looking;
-use super::vm_look::VmLooks;
+use super::vm_look::CoroutineLooks;
 
 /// Coroutines that wait for each other, one for the next one.
 const MAX_CHAIN: u32 = 8;
 
-impl VmLooks {
+impl CoroutineLooks {
     /// Gives each coroutine that another one waits for the stack of both, and those that nobody waits for any more their own.
     pub(super) fn join(&mut self, looking: &mut Looking<'_>) {
         if self.links.is_empty() && self.joined.is_empty() {

@@ -4,11 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use lj_trace_common::layout::gct;
-use lj_trace_luajit::heap::{ListEnd, newest_objects};
+use lj_trace_luajit::heap::{ObjectWalkEnd, newest_objects};
 
 use super::newcomers::{Meeting, Met};
 use super::vm_found::{Known, Looking, VmFound};
-use super::vm_look::VmLooks;
+use super::vm_look::CoroutineLooks;
 
 /// More coroutines of a VM are not known at once: a hundred bytes each.
 const MAX_COROUTINES: usize = 1 << 22;
@@ -23,7 +23,7 @@ const CENSUS_INTERVAL: Duration = Duration::from_secs(10);
 /// Where walks fail, the whole list is walked sooner.
 const HURRY: u32 = 8;
 
-impl VmLooks {
+impl CoroutineLooks {
     /// Finds the coroutines that are new, by walking the list from its head. Where there are few of them and very many other
     /// objects, all of these are walked: then looks come less often, rather than that some miss what is new.
     pub(super) fn find_new(&mut self, looking: &mut Looking<'_>, found: &mut VmFound, now: Instant) {
@@ -32,14 +32,14 @@ impl VmLooks {
         let end = newest_objects(looking.memory, &self.vm, WALK_LIMIT, |object, kind| {
             kind != gct::THREAD || meeting.meet(object)
         });
-        if !matches!(end, ListEnd::Enough | ListEnd::Whole) {
+        if !matches!(end, ObjectWalkEnd::Enough | ObjectWalkEnd::Whole) {
             self.doubts.torn += 1;
             // The whole list is walked soon.
             let soon = self.next_census.map(|due| now + due.saturating_duration_since(now) / HURRY);
             self.next_census = soon.or(self.next_census);
             return;
         }
-        self.merge(looking, found, meeting.finish(end == ListEnd::Enough), now);
+        self.merge(looking, found, meeting.finish(end == ObjectWalkEnd::Enough), now);
     }
 
     /// Walks the whole list.
@@ -49,7 +49,7 @@ impl VmLooks {
             kind != gct::THREAD || meeting.meet(object)
         });
         self.next_census = Some(now + CENSUS_INTERVAL.max(now.elapsed().mul_f64(1.0 / CENSUS_SHARE)));
-        if end != ListEnd::Whole {
+        if end != ObjectWalkEnd::Whole {
             self.doubts.torn += 1;
             // Of a first walk, what it has met is better than nothing.
             if self.looked.is_some() {

@@ -9,12 +9,12 @@ use lj_trace_luajit::{Vm, VmStatus};
 use lj_trace_process::ProcessMemory;
 use lj_trace_profile::model::StackId;
 
-use super::heads::{AT_ONCE, Head, Places};
+use super::heads::{AT_ONCE, BatchReader, CoroutineHead};
 use super::vm_found::{Doubts, Known, Looking, VmFound, there};
 use crate::coroutines::Status;
 
 /// A VM and what is known of its coroutines.
-pub struct VmLooks {
+pub struct CoroutineLooks {
     /// The VM.
     pub vm: Vm,
     pub(super) index: usize,
@@ -26,7 +26,7 @@ pub struct VmLooks {
     /// When the whole list is walked next.
     pub(super) next_census: Option<Instant>,
     pub(super) looked: Option<Instant>,
-    places: Places,
+    places: BatchReader,
     pub(super) rng: fastrand::Rng,
     /// What it takes to walk the stack of one, in seconds of CPU time.
     pub(super) walk_cost: f64,
@@ -34,11 +34,11 @@ pub struct VmLooks {
     pub doubts: Doubts,
 }
 
-impl VmLooks {
+impl CoroutineLooks {
     /// Of a VM with this index.
     pub fn new(vm: Vm, index: usize, now: Instant) -> Self {
         let known = vec![Known::new(vm.main_thread, now)];
-        let (places, doubts) = (Places::default(), Doubts::default());
+        let (places, doubts) = (BatchReader::default(), Doubts::default());
         Self {
             vm,
             index,
@@ -123,17 +123,19 @@ impl VmLooks {
         let gc64 = self.vm.layout.is_gc64();
         let current = VmStatus::read(looking.memory, &self.vm).ok().and_then(|status| status.current);
         let mut gone: HashSet<usize> = HashSet::new();
-        let mut heads: Vec<Option<Head>> = Vec::with_capacity(AT_ONCE);
+        let mut heads: Vec<Option<CoroutineHead>> = Vec::with_capacity(AT_ONCE);
         for group in indices.chunks(AT_ONCE) {
             let places: Vec<(u64, usize)> = group.iter().map(|&index| (self.known[index].address, size)).collect();
             heads.clear();
             let white = self.white(looking.memory);
             let Self { vm, places: reader, .. } = &mut *self;
-            reader.read(looking.memory, &places, |_, bytes| heads.push(bytes.and_then(|bytes| Head::parse(vm, bytes))));
+            reader.read(looking.memory, &places, |_, bytes| {
+                heads.push(bytes.and_then(|bytes| CoroutineHead::parse(vm, bytes)))
+            });
             // A collector that has just changed the colours says nothing.
             let white = white.filter(|_| self.white(looking.memory) == white);
             // What may wait, with what is next to it.
-            let mut may_wait: Vec<(usize, Head, (u64, usize))> = Vec::new();
+            let mut may_wait: Vec<(usize, CoroutineHead, (u64, usize))> = Vec::new();
             for (&index, head) in group.iter().zip(&heads) {
                 let known = self.known[index];
                 let Some(head) = head.filter(|head| {

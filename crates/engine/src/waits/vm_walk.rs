@@ -9,9 +9,9 @@ use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::{LuaValue, Vm, VmStatus};
 use lj_trace_process::clocks::ClockId;
 
-use super::heads::Head;
+use super::heads::CoroutineHead;
 use super::vm_found::{Looking, VmFound, there};
-use super::vm_look::VmLooks;
+use super::vm_look::CoroutineLooks;
 use crate::coroutines::snapshots::{self, TOGETHER};
 use crate::coroutines::view::View;
 use crate::coroutines::{CoroutineSnapshot, LuaStack, Status};
@@ -25,7 +25,7 @@ const LEAST_WALKS: usize = 256;
 /// A function that waits for coroutines is given no more of them.
 const MAX_ARGUMENTS: u64 = 16;
 
-impl VmLooks {
+impl CoroutineLooks {
     /// Walks these stacks. Gives how many coroutines each of them stands for: if very many have moved, some stand for all.
     pub(super) fn walk_moved(&mut self, looking: &mut Looking<'_>, found: &mut VmFound, now: Instant) -> f64 {
         let gc64 = self.vm.layout.is_gc64();
@@ -67,7 +67,7 @@ impl VmLooks {
                     doubts.over += u64::from(is_new);
                     return;
                 };
-                let Some(head) = Head::of_snapshot(&snapshot) else { return };
+                let Some(head) = CoroutineHead::of_snapshot(&snapshot) else { return };
                 let status = snapshot.status(gc64);
                 if is_new {
                     found.there += each * there(status);

@@ -15,7 +15,7 @@ use std::time::Duration;
 use lj_trace_text::Room;
 
 pub use lengths::{Length, Pairs};
-pub use text::{Place, time_of};
+pub use text::{WaitPlace, time_of};
 
 use crate::Frame;
 use crate::model::{FrameId, Measure, Profile, StackId, StackTable, Unit};
@@ -67,7 +67,7 @@ pub struct AboutLooks {
 
 /// What a look has found.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Look {
+pub struct WaitLook {
     /// How much time it stands for.
     pub stretch: Duration,
     /// How many coroutines there were that were not over.
@@ -99,7 +99,7 @@ impl WaitProfile {
     }
 
     /// Takes what a look has found.
-    pub fn add(&mut self, look: &Look) {
+    pub fn add(&mut self, look: &WaitLook) {
         let nanoseconds = look.stretch.as_nanos() as f64;
         self.about.looks += 1;
         self.about.time += look.stretch;
@@ -194,7 +194,7 @@ impl WaitProfile {
     }
 
     /// The places where coroutines wait, the one with most of the time first.
-    pub fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<WaitPlace> {
         text::places(self)
     }
 

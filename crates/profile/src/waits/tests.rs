@@ -8,9 +8,9 @@ fn library(name: &str) -> Frame {
     Frame::FastFunction { name: name.into() }
 }
 
-fn look(stretch: u64, there: u64, waiting: &[(StackId, u64)]) -> Look {
+fn look(stretch: u64, there: u64, waiting: &[(StackId, u64)]) -> WaitLook {
     let waiting = waiting.iter().map(|&(stack, count)| (stack, count as f64)).collect();
-    Look { stretch: Duration::from_millis(stretch), there: there as f64, waiting }
+    WaitLook { stretch: Duration::from_millis(stretch), there: there as f64, waiting }
 }
 
 #[test]

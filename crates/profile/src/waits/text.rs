@@ -17,7 +17,7 @@ const LEAST_NAME: usize = 40;
 
 /// A line of Lua code where coroutines wait, with what it has called.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Place {
+pub struct WaitPlace {
     /// `receive@redis.lua:88`: the function, and the line that it executes.
     pub name: String,
     /// What it has called: `coroutine.yield`. Nothing if it is not known.
@@ -31,7 +31,7 @@ pub struct Place {
 }
 
 /// The places, the one with most of the time first.
-pub fn places(profile: &WaitProfile) -> Vec<Place> {
+pub fn places(profile: &WaitProfile) -> Vec<WaitPlace> {
     let seconds = profile.about.time.as_secs_f64().max(1e-9);
     let mut places: HashMap<(String, String), (u64, f64, Pairs)> = HashMap::new();
     for (stack, row) in profile.stacks.numbered().filter(|(_, row)| row.weights[WAIT.index] > 0) {
@@ -42,14 +42,14 @@ pub fn places(profile: &WaitProfile) -> Vec<Place> {
             pairs.merge(&figures.pairs);
         }
     }
-    let place = |((name, called), (time, squares, pairs)): (_, (u64, f64, Pairs))| Place {
+    let place = |((name, called), (time, squares, pairs)): (_, (u64, f64, Pairs))| WaitPlace {
         name,
         called,
         time,
         coroutines: (time as f64 / 1e9 / seconds, NINETEEN_OF_TWENTY * squares.sqrt() / 1e9 / seconds),
         length: pairs.length(),
     };
-    let mut places: Vec<Place> = places.into_iter().map(place).collect();
+    let mut places: Vec<WaitPlace> = places.into_iter().map(place).collect();
     places.sort_by(|a, b| b.time.cmp(&a.time).then_with(|| a.name.cmp(&b.name)).then_with(|| a.called.cmp(&b.called)));
     places
 }
