@@ -79,7 +79,7 @@ impl UsedStacks {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::thread;
+    use std::{hint, thread};
 
     use super::*;
 
@@ -98,7 +98,11 @@ mod tests {
         // The thread that looks is in a system call at that moment.
         let is_over = AtomicBool::new(false);
         let used = thread::scope(|scope| {
-            scope.spawn(|| while !is_over.load(Ordering::Relaxed) {});
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    hint::spin_loop();
+                }
+            });
             let used = stacks.look(&process);
             is_over.store(true, Ordering::Relaxed);
             used
