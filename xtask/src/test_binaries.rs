@@ -15,7 +15,7 @@ use crate::toolchain::host_cargo;
 
 /// Files of end-to-end tests that have the machine to themselves: they measure time, cost, or shares between processes, or look
 /// at the whole host.
-const ALONE: [&str; 14] = [
+const ALONE: [&str; 13] = [
     "attaching",
     "dump",
     "dump_busy",
@@ -29,7 +29,6 @@ const ALONE: [&str; 14] = [
     "sampling",
     "soak",
     "soak_memory",
-    "waits",
 ];
 
 /// The same of unit tests, by crate or file.
