@@ -658,10 +658,11 @@ impl MemoryRecording {
         unread_stacks: (&'static str, u64),
     ) -> Result<(MemorySummary, Vec<PathBuf>), EngineError> {
         if self.bounded.is_none() {
-            for events in self.events.iter_mut().flatten() {
-                let index = programs.index_of(events.vm().global);
-                let was_closed = index.is_some_and(|_| self.changes.is_closed(events.vm()));
-                if was_closed {
+            let events = self.events.iter_mut().enumerate();
+            for (index, events) in events.filter_map(|(index, events)| Some((index as u32, events.as_mut()?))) {
+                // Of those that were found gone before, whose first block is not freed yet, the programs know nothing any more.
+                let is_known = || programs.index_of(events.vm().global) == Some(index);
+                if self.gone.contains(&index) || is_known() && self.changes.is_closed(events.vm()) {
                     events.free_first_block(&mut self.outputs)?;
                 }
             }
