@@ -46,6 +46,7 @@ mod ledger;
 mod lifetimes;
 mod list;
 mod long_runs;
+mod loop_lines;
 mod many;
 mod many_processes;
 mod matrix;

@@ -36,6 +36,8 @@ pub enum MachineOperation {
     Minimum,
     /// The larger one of two.
     Maximum,
+    /// `+`, `-` or `*` of integers, into a register other than the stack pointer.
+    Integer,
     /// The bytes of an integer in the other order.
     SwapBytes,
     /// Sets flags, and nothing else: of numbers or integers.

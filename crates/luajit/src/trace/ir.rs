@@ -47,6 +47,8 @@ pub mod irt {
     pub const UDATA: u8 = 12;
     /// A floating-point number; from here on all types are numbers.
     pub const NUM: u8 = 14;
+    /// An integer of 32 bits.
+    pub const INT: u8 = 19;
 }
 
 /// One instruction: two operands, type, opcode, register and spill slot of its result.

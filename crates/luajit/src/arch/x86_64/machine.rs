@@ -70,14 +70,16 @@ fn describe(factory: &mut InstructionInfoFactory, ins: &Instruction, range: &std
         offset: (ins.ip() - range.start) as u32,
         action,
         writes,
-        operation: operation(ins.mnemonic()),
+        operation: operation(ins),
         second,
         fills: is_filled && writes.is_some_and(|register| register >= 16),
     }
 }
 
-fn operation(mnemonic: Mnemonic) -> MachineOperation {
-    match mnemonic {
+fn operation(ins: &Instruction) -> MachineOperation {
+    let is_into_register = ins.op0_kind() == OpKind::Register && ins.op0_register().full_register() != Register::RSP;
+    match ins.mnemonic() {
+        Mnemonic::Add | Mnemonic::Sub | Mnemonic::Imul if is_into_register => MachineOperation::Integer,
         Mnemonic::Addsd => MachineOperation::Add,
         Mnemonic::Subsd => MachineOperation::Subtract,
         Mnemonic::Mulsd => MachineOperation::Multiply,

@@ -3,9 +3,10 @@
 //! The assembler goes through the intermediate code backwards and puts machine code in front of machine code, so both
 //! are in the same order. Between the code of two instructions stand loads and moves of registers that may be of either.
 //!
-//! LuaJIT's sources: [`lj_asm_trace`], [`ir_sideeff`], [`asm_div`], [`asm_uref`], [`asm_fuseequal`].
+//! LuaJIT's sources: [`lj_asm_trace`], [`asm_fparith`], [`ir_sideeff`], [`asm_div`], [`asm_uref`], [`asm_fuseequal`].
 //!
 //! [`lj_asm_trace`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm.c#L2564-L2579
+//! [`asm_fparith`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L2080-L2102
 //! [`ir_sideeff`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.h#L599-L603
 //! [`asm_div`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm.c#L1742-L1751
 //! [`asm_uref`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L1401-L1430
@@ -75,6 +76,10 @@ pub fn can_come_from(machine: &Machine, opcode: &IrOpcode, ins: Ins) -> bool {
             MachineOperation::Minimum => ir == Ir::MIN,
             MachineOperation::Maximum => ir == Ir::MAX,
             MachineOperation::SwapBytes => ir == Ir::BSWAP,
+            // Floating-point arithmetic loads and moves registers beside what it is for, but reckons nothing (`asm_fparith`).
+            MachineOperation::Integer => {
+                !(matches!(ir, Ir::ADD | Ir::SUB | Ir::MUL | Ir::DIV) && ins.kind_of_result() == irt::NUM)
+            }
             _ => true,
         },
     }

@@ -7,6 +7,7 @@ use lj_trace_common::memory::ReadMemory;
 use super::assembly::{belong_together, can_come_from, is_assembled, is_its_own, is_single, is_visible};
 use super::{Attribution, Attributor, Chain, CodeSpan};
 use crate::arch::{self, MCODE_UNIT, Machine, MachineAction};
+use crate::trace::functions::Callee;
 use crate::trace::ir::{BIAS, FIRST, IrOp as Ir};
 use crate::trace::reading::{Aim, CandidateReading, Candidates, VmQueries};
 use crate::trace::stacks::{NOWHERE, StackIndex, Stacks};
@@ -32,7 +33,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
             possible.sort_unstable();
             possible.dedup();
             let (chain, certain) =
-                merged.entry(possible).or_insert_with_key(|possible| merge(stacks, possible)).clone();
+                merged.entry(possible).or_insert_with_key(|possible| self.merge(stacks, possible)).clone();
             let span = CodeSpan { offset, chain, certain };
             let same = |last: &CodeSpan| last.chain == span.chain && last.certain == span.certain;
             if !attribution.spans.last().is_some_and(same) {
@@ -213,22 +214,31 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         }
         segments
     }
-}
 
-/// What all candidates share.
-fn merge(stacks: &Stacks, candidates: &[CandidateReading]) -> (Chain, bool) {
-    let mut chains = candidates.iter().map(|&(stack, position)| stacks.frames(stack, position));
-    let Some(mut shared) = chains.next() else { return (Chain::new(), false) };
-    let mut certain = true;
-    for chain in chains {
-        let same = shared.iter().zip(&chain).take_while(|(a, b)| a.0.same_code(b.0)).count();
-        certain &= same == shared.len() && same == chain.len();
-        for (frame, other) in shared.iter_mut().zip(&chain) {
-            if frame.1 != other.1 {
-                frame.1 = NOWHERE;
+    /// What all candidates share.
+    fn merge(&self, stacks: &Stacks, candidates: &[CandidateReading]) -> (Chain, bool) {
+        let mut chains = candidates.iter().map(|&(stack, position)| stacks.frames(stack, position));
+        let Some(mut shared) = chains.next() else { return (Chain::new(), false) };
+        let mut certain = true;
+        for chain in chains {
+            let same = shared.iter().zip(&chain).take_while(|(a, b)| a.0.same_code(b.0)).count();
+            certain &= same == shared.len() && same == chain.len();
+            shared.truncate(same);
+            for (depth, (frame, other)) in shared.iter_mut().zip(&chain).enumerate() {
+                // Where a function is called may name what is called there: for that, the same line is not enough.
+                let is_innermost = depth + 1 == same;
+                if frame.1 != other.1 && !(is_innermost && self.is_same_line(frame.0, [frame.1, other.1])) {
+                    frame.1 = NOWHERE;
+                }
             }
         }
-        shared.truncate(same);
+        (shared, certain)
     }
-    (shared, certain)
+
+    /// Whether both positions in a function are known, and in the same line.
+    fn is_same_line(&self, callee: Callee, positions: [u32; 2]) -> bool {
+        let prototype = callee.prototype().and_then(|prototype| self.functions.prototype(prototype));
+        let [one, other] = positions.map(|position| prototype?.line_at(position));
+        one.is_some() && one == other
+    }
 }

@@ -28,7 +28,7 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// First instruction of the numeric loop that ends at `place`. The loop's own jump may be replaced by a trace's
     /// number, but not that of its beginning, which leads behind it.
-    fn loop_body(&self, stacks: &Stacks, place: &ReadingPlace) -> Option<u32> {
+    pub(super) fn loop_body(&self, stacks: &Stacks, place: &ReadingPlace) -> Option<u32> {
         self.beginning(stacks, place, place.position + 1, &[Op::FORI, Op::JFORI])
     }
 

@@ -1,11 +1,14 @@
 //! What a bytecode must have emitted; a reading without it is refuted.
 //!
-//! LuaJIT's sources: [`rec_call_specialize`], [`lj_record_mm_lookup`], [`lj_record_ins`], [`lj_opt_fold`].
+//! LuaJIT's sources: [`rec_call_specialize`], [`lj_record_mm_lookup`], [`lj_record_ins`], [`lj_opt_fold`],
+//! [`lj_opt_narrow_arith`], [`lj_opt_narrow_mod`].
 //!
 //! [`rec_call_specialize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L796-L828
 //! [`lj_record_mm_lookup`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1111-L1135
 //! [`lj_record_ins`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L2335-L2346
 //! [`lj_opt_fold`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_fold.c#L2524-L2596
+//! [`lj_opt_narrow_arith`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_narrow.c#L526-L540
+//! [`lj_opt_narrow_mod`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_narrow.c#L559-L577
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -91,7 +94,7 @@ impl<S: VmQueries> Reader<'_, S> {
             Op::LEN => has(LENGTHS) || self.powers.looks_for("__len") || self.is_measured_before(place, step, made.end),
             Op::MODVN | Op::MODNV | Op::MODVV => {
                 has(REMAINDERS)
-                    || had(REMAINDERS)
+                    || had(REMAINDERS) && self.may_be_divided_before(place, step, made.end)
                     || self.powers.looks_for("__mod")
                     || self.powers.cdata
                     || self.computed_values(stacks, place, step).iter().all(|value| !matches!(value, SlotValue::Ref(_)))
@@ -300,13 +303,13 @@ impl<S: VmQueries> Reader<'_, S> {
         let mut computed = false;
         for value in &values {
             match value {
-                SlotValue::Ref(at) => {
-                    // Only what is a number for sure, and is no object with a metamethod.
-                    if self.body.code.ins(*at).kind_of_result() != irt::NUM {
-                        return true;
-                    }
-                    computed = true;
-                }
+                // Only what is a number for sure, and is no object with a metamethod. Beside a floating-point number an integer
+                // is made one (`lj_opt_narrow_arith`); of integers alone much is folded.
+                SlotValue::Ref(at) => match self.body.code.ins(*at).kind_of_result() {
+                    irt::NUM => computed = true,
+                    irt::INT => {}
+                    _ => return true,
+                },
                 SlotValue::Number(bits) if changes_nothing(step.op, f64::from_bits(*bits)) => return true,
                 SlotValue::Number(_) => {}
                 _ => return true,
@@ -316,6 +319,28 @@ impl<S: VmQueries> Reader<'_, S> {
         !computed
             || made.clone().any(|at| self.op(at).is_some_and(|op| OPERATIONS.contains(&op)))
             || self.may_be_known(&values, made.end)
+    }
+
+    /// Whether a remainder may have been there already: of the same value, as far as that is known.
+    fn may_be_divided_before(&self, place: &ReadingPlace, step: BytecodeStep, until: u16) -> bool {
+        let code = &self.body.code;
+        let SlotValue::Ref(mut value) = place.slot(usize::from(step.instruction.b())) else { return true };
+        while self.op(value) == Some(Ir::CONV) {
+            value = code.ins(value).op1();
+        }
+        let is_same = |at: u16| {
+            let ins = code.ins(at);
+            let of = ins.op1();
+            match self.op(at) {
+                Some(Ir::CALLN) => true,
+                Some(op) if REMAINDERS.contains(&op) => {
+                    of == value || of >= BIAS && self.op(of) == Some(Ir::CONV) && code.ins(of).op1() == value
+                }
+                _ => false,
+            }
+        };
+        // The dividend of the last is a constant, and what is made of it may be anything.
+        step.op == Op::MODNV || (FIRST..until).any(is_same)
     }
 
     /// The values that arithmetic computes with.
@@ -374,6 +399,10 @@ impl<S: VmQueries> Reader<'_, S> {
         if known.len() > values.iter().filter(|value| matches!(value, SlotValue::Ref(_))).count() {
             return true;
         }
+        // Integers, as the floating-point numbers that they were made.
+        let converted = |at: &u16| self.op(*at) == Some(Ir::CONV) && known.contains(&code.ins(*at).op1());
+        let converted: Vec<u16> = (FIRST..until).filter(converted).collect();
+        known.extend(converted);
         (FIRST..until).any(|at| {
             let ins = code.ins(at);
             let operands = if self.op(at) == Some(Ir::NEG) { &[ins.op1()][..] } else { &[ins.op1(), ins.op2()][..] };

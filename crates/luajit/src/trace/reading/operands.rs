@@ -1,9 +1,11 @@
 //! Which operands an instruction that a bytecode emitted can have.
 //!
-//! LuaJIT's sources: [`lj_opt_narrow_arith`], [`narrow_conv_emit`].
+//! LuaJIT's sources: [`lj_opt_narrow_arith`], [`narrow_conv_emit`], [`rec_for_loop`], [`rec_for`].
 //!
 //! [`lj_opt_narrow_arith`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_narrow.c#L526-L540
 //! [`narrow_conv_emit`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_narrow.c#L357-L402
+//! [`rec_for_loop`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L480-L518
+//! [`rec_for`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L521-L588
 
 use super::kinds::{is_arithmetic, is_comparison, is_lookup, is_store};
 use super::{BytecodeStep, Reader, ReadingPlace, SlotValue, VmQueries};
@@ -112,6 +114,10 @@ impl<S: VmQueries> Reader<'_, S> {
             Op::UNM => vec![place.slot(usize::from(step.instruction.d()))],
             // The counter and the step; what stands in place of them in a root trace's own loop is not in a slot.
             Op::FORL | Op::IFORL | Op::JFORL if op == Ir::ADD => {
+                // It adds once (`rec_for`, `rec_for_loop`).
+                if (begin..at).any(|before| self.op(before) == Some(Ir::ADD)) {
+                    return false;
+                }
                 let a = usize::from(step.instruction.a());
                 let values = [place.slot(a), place.slot(a + 2)];
                 return match values {

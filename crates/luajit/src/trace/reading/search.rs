@@ -2,7 +2,7 @@
 //! complete reading count.
 //!
 //! LuaJIT's sources: [`lj_record_ins`], [`rec_for_loop`], [`lj_record_setup`], [`SNAP_FRAME`], [`sload`],
-//! [`lj_record_idx`], [`rec_upvalue`].
+//! [`lj_record_idx`], [`rec_upvalue`], [`rec_loop_interp`].
 //!
 //! [`lj_record_ins`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L2283-L2289
 //! [`rec_for_loop`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L480-L518
@@ -11,6 +11,7 @@
 //! [`sload`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L201-L209
 //! [`lj_record_idx`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1613
 //! [`rec_upvalue`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1850-L1854
+//! [`rec_loop_interp`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L630-L658
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -19,7 +20,7 @@ use std::rc::Rc;
 use super::emits::is_transparent;
 use super::graph::{Arrival, Graph, SearchState};
 use super::kinds::is_comparison;
-use super::{Aim, CandidateReading, Phase, Reader, ReadingPlace, SlotValue, VmQueries};
+use super::{Aim, BytecodeStep, CandidateReading, Phase, Reader, ReadingPlace, SlotValue, VmQueries};
 use crate::bytecode::{Instruction, Op};
 use crate::trace::effort::Effort;
 use crate::trace::functions::Callee;
@@ -228,7 +229,9 @@ impl<S: VmQueries> Reader<'_, S> {
             graph.reach(next, Some(Arrival { from: number, made: Some(state.at) }));
         }
         let made = state.begin..state.at;
-        let nexts = if self.is_complete(stacks, &place, step, made.clone()) {
+        let nexts = if self.ends_own_loop(stacks, &place, step) && state.at < self.end_of_recording() {
+            return;
+        } else if self.is_complete(stacks, &place, step, made.clone()) {
             self.next(stacks, &place, step, made)
         } else if place.phase == Phase::Start {
             // What it has not made itself, a metamethod may do.
@@ -242,6 +245,30 @@ impl<S: VmQueries> Reader<'_, S> {
             let next = SearchState { place: next, begin: state.at, ..state };
             graph.reach(next, Some(Arrival { from: number, made: None }));
         }
+    }
+
+    /// Whether a bytecode is the end of the very loop that a root trace is of, in its own frame: there recording stops
+    /// (`rec_loop_interp`).
+    fn ends_own_loop(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep) -> bool {
+        let Some(begin) = self.aims.first().copied().flatten() else { return false };
+        let start = Instruction(self.body.trace.startins).opcode(self.set).map(|opcode| opcode.op);
+        let is_own = self.body.trace.root == 0 && place.frames.len() == 1 && place.stack() == Some(begin.stack);
+        is_own
+            && match (start, step.op) {
+                (Some(Op::FORL | Op::JFORL | Op::IFORL), Op::FORL | Op::JFORL | Op::IFORL) => {
+                    self.loop_body(stacks, place) == Some(begin.position)
+                }
+                (Some(Op::LOOP | Op::JLOOP | Op::ILOOP), Op::LOOP | Op::JLOOP | Op::ILOOP) => {
+                    place.position + 1 == begin.position
+                }
+                _ => false,
+            }
+    }
+
+    /// Where all is made that the recorder has emitted before its last snapshot.
+    fn end_of_recording(&self) -> u16 {
+        let last = self.body.snapshots.get(self.recorded.saturating_sub(1));
+        last.map_or(FIRST, |snapshot| self.past_transparent(snapshot.at))
     }
 
     /// Whether nothing depends on what was made at a place so far: then readings that differ in it only are one.

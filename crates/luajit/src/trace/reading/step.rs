@@ -1,7 +1,8 @@
 //! One step over one bytecode: what it emits, and where execution continues.
 //!
-//! LuaJIT's sources: [`lj_record_ins`], [`rec_upvalue`], [`lj_record_idx`].
+//! LuaJIT's sources: [`lj_record_ins`], [`rec_upvalue`], [`lj_record_idx`], [`lj_opt_narrow_mod`].
 //!
+//! [`lj_opt_narrow_mod`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_narrow.c#L559-L577
 //! [`lj_record_ins`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L2359-L2412
 //! [`rec_upvalue`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1813-L1833
 //! [`lj_record_idx`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1598-L1614
@@ -291,6 +292,14 @@ impl<S: VmQueries> Reader<'_, S> {
                 let end = made.end;
                 let made = made.clone().next_back().filter(is_arithmetic);
                 made.or_else(|| self.same_as_before(stacks, place, step, end)).map_or(SlotValue::Any, SlotValue::Ref)
+            }
+            // Its last instruction is the result (`lj_opt_narrow_mod`); of powers of two, a mask.
+            Op::MODVN | Op::MODNV | Op::MODVV => {
+                let is_result = |at: &u16| {
+                    matches!(self.op(*at), Some(Ir::MOD | Ir::SUB | Ir::BAND))
+                        && self.body.code.ins(*at).kind_of_result() >= irt::NUM
+                };
+                made.clone().next_back().filter(is_result).map_or(SlotValue::Any, SlotValue::Ref)
             }
             Op::GGET | Op::TGETS | Op::TGETV | Op::TGETB | Op::TGETR => {
                 // Without `__index`, only the value itself is loaded. With it, what is no name of a metamethod nor nil
