@@ -3,6 +3,7 @@
 mod apt;
 mod bench;
 mod build;
+mod code_checks;
 mod consumers;
 mod demo;
 mod dist;

@@ -11,8 +11,8 @@ use crate::packages::{self, END_TO_END};
 use crate::programs::Scope;
 use crate::run::{is_root, run};
 use crate::skips::Skips;
-use crate::toolchain::{BpfToolchain, host_cargo};
-use crate::{build, consumers, dist, kernel, programs, setup, test_binaries, variants};
+use crate::toolchain::host_cargo;
+use crate::{build, code_checks, consumers, dist, kernel, programs, setup, test_binaries, variants};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -45,9 +45,7 @@ pub fn test(options: &Options) -> Result<()> {
     let is_whole = options.filter.is_none() && options.package.is_none();
     if is_whole {
         steps.check("format", || run(Command::new("cargo").args(["fmt", "--all", "--check"])));
-        steps.check("lints", || run(host_cargo("clippy")?.args(["--all-targets", "--", "-D", "warnings"])));
-        steps.check("lints of the BPF programs", check_bpf);
-        steps.check("documentation", || run(host_cargo("doc")?.arg("--no-deps").env("RUSTDOCFLAGS", "-Dwarnings")));
+        steps.check("lints of the BPF programs", code_checks::check_bpf);
     }
     let mut packages = vec![END_TO_END.to_owned()];
     if options.package.is_none() {
@@ -66,6 +64,11 @@ pub fn test(options: &Options) -> Result<()> {
             test_binaries::build(&packages, filter, |cargo| _ = cargo.env(build::BPF_OBJECT, build::bpf_object()))?;
         Ok(())
     });
+    let (end_to_end, unit): (Vec<_>, Vec<_>) = binaries.iter().partition(|binary| binary.is_end_to_end());
+    let [(unit, unit_alone), (end_to_end, end_to_end_alone)] = [unit, end_to_end].map(test_binaries::by_company);
+    if !unit.is_empty() {
+        steps.check("unit tests", || test_binaries::run_shared(&unit, &prepare));
+    }
     let mut binary = PathBuf::new();
     steps.check("building lj-trace", || {
         binary = optimized.join().map_err(|_| anyhow!("it panicked"))??;
@@ -81,44 +84,36 @@ pub fn test(options: &Options) -> Result<()> {
     if binaries.is_empty() {
         return steps.verdict();
     }
-    let (end_to_end, unit): (Vec<_>, Vec<_>) = binaries.iter().partition(|binary| binary.is_end_to_end());
-    if !unit.is_empty() {
-        steps.check("unit tests", || test_binaries::run_all(&unit, &prepare));
+    if !unit_alone.is_empty() {
+        steps.check("unit tests that measure", || test_binaries::run_alone(&unit_alone, &prepare));
     }
+    let prepare_end_to_end = |command: &mut Command| {
+        prepare(command);
+        // Their errors say what was expected; where in the tests' support it was noticed does not matter.
+        command.env("RUST_LIB_BACKTRACE", "0");
+        // One at a time: they measure shares of CPU time.
+        command.arg("--test-threads=1").env("LJ_TRACE_BIN", &binary);
+        command.env("LJ_TRACE_TEST_CONSUMERS", consumers::npm_folder());
+    };
+    // Many tests wait most of their time: the compiler says meanwhile what it has to say of the code.
+    let code = is_whole.then(|| thread::spawn(code_checks::check_at_leisure));
     steps.check("end-to-end tests", || {
         if !is_root() {
             bail!("they attach to other processes: run `cargo xtask test` as root");
         }
         variants::build_for(Scope::Tests)?;
-        test_binaries::run_all(&end_to_end, &|command: &mut Command| {
-            prepare(command);
-            // Their errors say what was expected; where in the tests' support it was noticed does not matter.
-            command.env("RUST_LIB_BACKTRACE", "0");
-            // One at a time: they measure shares of CPU time.
-            command.arg("--test-threads=1").env("LJ_TRACE_BIN", &binary);
-            command.env("LJ_TRACE_TEST_CONSUMERS", consumers::npm_folder());
-        })
+        test_binaries::run_shared(&end_to_end, &prepare_end_to_end)
     });
+    if let Some(code) = code {
+        steps.check("lints and documentation", || code.join().map_err(|_| anyhow!("it panicked"))?);
+    }
+    if !end_to_end_alone.is_empty() && is_root() {
+        steps.check("end-to-end tests that measure", || {
+            test_binaries::run_alone(&end_to_end_alone, &prepare_end_to_end)
+        });
+    }
     steps.check("skips", || skips.verdict());
     steps.verdict()
-}
-
-/// Compiler warnings are errors in the BPF programs too. (The distribution's compiler comes without clippy.)
-fn check_bpf() -> Result<()> {
-    let Some(toolchain) = BpfToolchain::find() else { bail!("no BPF toolchain: run `cargo xtask setup`") };
-    let mut cargo = toolchain.cargo("check", &build::BpfPrograms::Shipped.target())?;
-    // With those that only a benchmark has.
-    cargo.args([
-        "--release",
-        "--package",
-        "lj-trace-ebpf",
-        "--features",
-        "bench",
-        "-Zwarnings",
-        "--config",
-        "build.warnings=\"deny\"",
-    ]);
-    run(&mut cargo)
 }
 
 /// The checks done so far.

@@ -35,7 +35,7 @@ const ALONE: [&str; 13] = [
 const UNIT_ALONE: [&str; 3] = ["bounds", "lj_trace_engine", "lj_trace_heap"];
 
 /// How many of the others run at a time.
-const LANES: usize = 2;
+const LANES: usize = 3;
 
 /// The name of the program that has all end-to-end tests: a module for each file.
 const END_TO_END: &str = "end_to_end";
@@ -133,46 +133,59 @@ pub fn build(packages: &[String], filter: Option<&str>, prepare: impl Fn(&mut Co
     Ok(binaries)
 }
 
-/// Runs these two at a time, and then one after the other those that want the machine to themselves.
+/// Those of the tests that may run beside others, and those that want the machine to themselves.
+pub fn by_company<'a>(binaries: Vec<&'a TestBinary>) -> (Vec<&'a TestBinary>, Vec<&'a TestBinary>) {
+    binaries.into_iter().partition(|binary| {
+        let alone: &[&str] = if binary.is_end_to_end() { &ALONE } else { &UNIT_ALONE };
+        !alone.contains(&binary.name.as_str())
+    })
+}
+
+/// Runs some at a time.
 ///
 /// # Errors
 /// Tests have failed: in which of them.
-pub fn run_all(binaries: &[&TestBinary], prepare: &(dyn Fn(&mut Command) + Sync)) -> Result<()> {
-    let is_alone = |binary: &&&TestBinary| {
-        let listed: &[&str] = if binary.is_end_to_end() { &ALONE } else { &UNIT_ALONE };
-        listed.contains(&binary.name.as_str())
-    };
-    let (alone, shared): (Vec<_>, Vec<_>) = binaries.iter().partition(is_alone);
+pub fn run_shared(binaries: &[&TestBinary], prepare: &(dyn Fn(&mut Command) + Sync)) -> Result<()> {
     let failed = Mutex::new(Vec::new());
-    let next = Mutex::new(shared.into_iter());
+    let next = Mutex::new(binaries.iter());
     let take = || next.lock().ok()?.next();
     thread::scope(|scope| {
         for _ in 0..LANES {
             scope.spawn(|| {
                 for binary in iter::from_fn(take) {
-                    note(&failed, binary, run_beside(&mut binary.command(prepare), binary));
+                    let outcome = run_beside(&mut binary.command(prepare), binary);
+                    if outcome.is_err()
+                        && let Ok(mut failed) = failed.lock()
+                    {
+                        failed.push(binary.name.as_str());
+                    }
                 }
             });
         }
     });
-    for binary in alone {
-        eprintln!("\n     Running {}", binary.name);
-        note(&failed, binary, run(&mut binary.command(prepare)));
-    }
-    let failed = failed.into_inner().unwrap_or_default();
-    if failed.is_empty() {
-        Ok(())
-    } else {
-        bail!("{} of {} failed: {}", failed.len(), binaries.len(), failed.join(", "))
-    }
+    verdict(&failed.into_inner().unwrap_or_default(), binaries.len())
 }
 
-fn note(failed: &Mutex<Vec<String>>, binary: &TestBinary, outcome: Result<()>) {
-    if outcome.is_err()
-        && let Ok(mut failed) = failed.lock()
-    {
-        failed.push(binary.name.clone());
+/// Runs them one after the other.
+///
+/// # Errors
+/// As of [`run_shared`].
+pub fn run_alone(binaries: &[&TestBinary], prepare: &(dyn Fn(&mut Command) + Sync)) -> Result<()> {
+    let mut failed = Vec::new();
+    for binary in binaries {
+        eprintln!("\n     Running {}", binary.name);
+        if run(&mut binary.command(prepare)).is_err() {
+            failed.push(binary.name.as_str());
+        }
     }
+    verdict(&failed, binaries.len())
+}
+
+fn verdict(failed: &[&str], all: usize) -> Result<()> {
+    if failed.is_empty() {
+        return Ok(());
+    }
+    bail!("{} of {all} failed: {}", failed.len(), failed.join(", "))
 }
 
 /// Runs one while others run: what it prints is shown in one piece.
