@@ -7,6 +7,7 @@
 //! - [`lj_trace_unwind`], [`lj_trace_luajit`]: native stacks, and the VMs
 //! - [`lj_trace_process`], [`lj_trace_text`]: other processes, and how what they say is shown
 
+pub mod blockers;
 pub mod commands;
 pub mod daemon;
 pub mod doctor;

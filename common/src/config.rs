@@ -64,8 +64,8 @@ pub struct Config {
     pub weight: u32,
     /// Whether the sampler leaves the others of them out itself, since the events still tick as often.
     pub leaves_out: u32,
-    /// Always 0: keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// If ticks count only in turns of event loops that have lasted for some time: that time, in microseconds; else 0.
+    pub turn_after: u32,
     /// The C frames of VMs with 64-bit GC references.
     pub wide_c_frames: CFrameShape,
     /// The C frames of VMs with 32-bit GC references.

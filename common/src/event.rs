@@ -76,6 +76,8 @@ pub struct SampleHeader {
     pub return_address: u64,
     /// Of an allocation: its size in bytes. Of a wait: for how many nanoseconds it stands.
     pub allocation_size: u64,
+    /// Which turn of the thread's event loop it is in; 0 if turns are not looked at ([`crate::turn`]).
+    pub turn: u64,
     /// Process id, in the kernel's own namespace.
     pub pid: u32,
     /// Thread id, in the kernel's own namespace.
@@ -229,7 +231,7 @@ const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);
     assert!(
         size_of::<SampleHeader>()
-            == (1 + REGISTERS + 10) * 8 + 18 * 4 + size_of::<RunningTrace>() + size_of::<RequestMarks>()
+            == (1 + REGISTERS + 11) * 8 + 18 * 4 + size_of::<RunningTrace>() + size_of::<RequestMarks>()
     );
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

@@ -24,6 +24,7 @@ pub mod string;
 pub mod thread;
 pub mod top;
 pub mod trace;
+pub mod turn;
 pub mod vm;
 
 /// The map types may be handed to the kernel as bytes.
@@ -49,4 +50,6 @@ mod user {
     unsafe impl aya::Pod for crate::off_cpu::OffCpuThread {}
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::off_cpu::OffCpuProcess {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for crate::turn::TurnLengths {}
 }

@@ -62,6 +62,22 @@ pub struct OffCpuThread {
     pub process: u32,
     /// Bytes of the kernel's stack.
     pub kernel_size: u32,
+    /// When the turn of its event loop that is under way began, in nanoseconds of `CLOCK_MONOTONIC`; 0 if none is.
+    pub turn_began: u64,
+    /// The number of that turn, or of the last one: they begin at 1.
+    pub turn: u64,
+    /// The same of the wait that is being walked; 0 if it is in none.
+    pub pending_turn: u64,
+    /// For how many nanoseconds of the turn the thread was off the CPU.
+    pub turn_waited: u64,
+    /// For how many of these it could have run.
+    pub turn_preempted: u64,
+    /// Where its stack pointer is when its event loop waits with poll or select; 0 if that was not seen.
+    pub loop_stack: u64,
+    /// Whether it waits for events with epoll, so that nothing else is its event loop.
+    pub uses_epoll: u32,
+    /// Whether it is in a wait of its event loop.
+    pub is_in_loop_wait: u32,
     /// The kernel's frames, innermost first.
     pub kernel: [u64; MAX_WAIT_STACK],
 }
@@ -80,6 +96,14 @@ impl OffCpuThread {
         pending_state: 0,
         process: 0,
         kernel_size: 0,
+        turn_began: 0,
+        turn: 0,
+        pending_turn: 0,
+        turn_waited: 0,
+        turn_preempted: 0,
+        loop_stack: 0,
+        uses_epoll: 0,
+        is_in_loop_wait: 0,
         kernel: [0; MAX_WAIT_STACK],
     };
 }
@@ -112,6 +136,10 @@ pub struct OffCpuProcess {
     pub began: u64,
     /// A wait for less than so many nanoseconds is taken by chance.
     pub threshold: u64,
+    /// Turns of its event loops that are longer than so many nanoseconds are told; 0 if turns are not looked at.
+    pub over: u64,
+    /// Waits count only in a turn that has lasted for so many nanoseconds.
+    pub turn_after: u64,
     /// Its number among those that are recorded.
     pub number: u32,
     /// Always 0: keeps the size a multiple of 8.
@@ -127,7 +155,7 @@ unsafe impl Pod for WaitingTask {}
 
 const _: () = {
     assert!(size_of::<bpf_task_work>() == 8);
-    assert!(size_of::<OffCpuThread>() == 7 * 8 + 4 * 4 + MAX_WAIT_STACK * 8);
+    assert!(size_of::<OffCpuThread>() == 13 * 8 + 6 * 4 + MAX_WAIT_STACK * 8);
     assert!(size_of::<WaitingTask>() == (1 + REGISTERS) * 8 + 4 * 4 + MAX_WAIT_STACK * 8);
-    assert!(size_of::<OffCpuProcess>() == 2 * 8 + 2 * 4);
+    assert!(size_of::<OffCpuProcess>() == 4 * 8 + 2 * 4);
 };

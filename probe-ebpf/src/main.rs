@@ -25,6 +25,7 @@ mod sample;
 mod scratch;
 mod stack_copy;
 mod traces;
+mod turns;
 mod wakeup;
 
 /// The helpers for reading user memory and for BTF are GPL-only.

@@ -15,6 +15,7 @@ use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, MAX_WATCHED, Watched};
 use lj_trace_common::off_cpu::{MAX_OFF_CPU_THREADS, OffCpuProcess, OffCpuThread};
 use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
 use lj_trace_common::trace::TraceKey;
+use lj_trace_common::turn::TurnLengths;
 use lj_trace_common::vm::VmConfig;
 
 use crate::scratch::{Scratch, Scratchpad, WaitingRoom};
@@ -168,3 +169,7 @@ pub static ITERATED: Array<u32> = Array::with_max_entries(1, 0);
 /// Where it is put together what is told of a thread.
 #[map]
 pub static WAITING_TASK: PerCpuArray<WaitingRoom> = PerCpuArray::with_max_entries(1, 0);
+
+/// How long turns of event loops were, by the number of the process. The agent sets the number of entries.
+#[map]
+pub static TURN_LENGTHS: Array<TurnLengths> = Array::with_max_entries(1, 0);

@@ -22,8 +22,8 @@ use lj_trace_common::off_cpu::{MAX_WAIT_STACK, OffCpuProcess, OffCpuThread, TASK
 use crate::clock::Timer;
 use crate::count::add_of;
 use crate::maps::{BUSY, CONFIG, ITERATED, OFF_CPU_PROCESSES, OFF_CPU_THREADS, WAITING_TASK};
-use crate::sample;
 use crate::scratch::{PAYLOAD, Scratch, WaitingRoom};
+use crate::{sample, turns};
 
 /// A thread leaves a CPU to another. Of two threads of one process, that is looked up once, and the time is taken once.
 #[btf_tracepoint(function = "sched_switch")]
@@ -56,7 +56,7 @@ pub fn off_cpu_switch(context: BtfTracePointContext) -> i32 {
 
 /// What is known of a process, if it is recorded.
 #[inline(always)]
-fn known(process: u32) -> Option<&'static OffCpuProcess> {
+pub fn known(process: u32) -> Option<&'static OffCpuProcess> {
     // Idle CPUs are in none.
     if process == 0 {
         return None;
@@ -95,7 +95,7 @@ fn forget(process: u32, thread: u32) -> u32 {
 
 /// Makes the entry of a thread.
 #[inline(never)]
-fn make(known: &OffCpuProcess, thread: u32) -> Option<*mut OffCpuThread> {
+pub fn make(known: &OffCpuProcess, thread: u32) -> Option<*mut OffCpuThread> {
     static EMPTY: OffCpuThread = OffCpuThread::EMPTY;
     if OFF_CPU_THREADS.insert(&thread, &EMPTY, BPF_NOEXIST.into()).is_err() {
         add_of(known.number, Counter::OffCpuThreadsBeyond as u32, 1);
@@ -146,6 +146,9 @@ fn come_back(known: &OffCpuProcess, next: *const task_struct, now: u64) {
     entry.since = 0;
     entry.waited += wait;
     entry.waits += 1;
+    if known.over != 0 && !turns::note_wait(entry, wait, now, known.turn_after) {
+        return;
+    }
     let weight = weight(entry, wait, known.threshold);
     if weight != 0 {
         choose(entry, weight, next);
@@ -182,6 +185,7 @@ fn choose(entry: &mut OffCpuThread, weight: u64, next: *const task_struct) {
     entry.pending = before + weight;
     if before == 0 || point(entry.pending >> 10) < weight >> 10 {
         entry.pending_state = entry.state;
+        entry.pending_turn = entry.turn;
         // SAFETY: the stack is that of a thread which does not run yet, and the helper writes no more than the place has.
         let size = unsafe {
             bpf_get_task_stack(next.cast_mut(), entry.kernel.as_mut_ptr().cast(), MAX_WAIT_STACK as u32 * 8, 0)
@@ -239,6 +243,7 @@ extern "C" fn walk_waiting(_map: *mut c_void, _key: *mut c_void, entry: *mut Off
     let timer = Timer::start();
     sample::take_wait((config, process, timer), area, weight, |scratch: &mut Scratch| {
         scratch.header.wait_state = state;
+        scratch.header.turn = entry.pending_turn;
         copy_kernel_stack(scratch, entry);
     });
     sample::stop(area, Counter::SampleTime as u32);

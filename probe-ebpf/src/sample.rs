@@ -37,7 +37,7 @@ use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::{SampledMemory, UserMemory};
 use crate::scratch::{FRAME_SIZE, MachineState, PAYLOAD, Scratch};
 use crate::wakeup;
-use crate::{arch, label, pending, stack_copy, traces};
+use crate::{arch, label, pending, stack_copy, traces, turns};
 
 /// Lowest address that can hold an object: below it is never mapped (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 0x1_0000;
@@ -77,10 +77,18 @@ pub fn sample(context: &PerfEventContext, process: u32, timer: Timer) {
         add_of(process, Counter::LeftOut as u32, 1);
         return;
     }
+    if config.turn_after != 0 && turns::under_way(config.turn_after) == 0 {
+        add_of(process, Counter::LeftOut as u32, 1);
+        return;
+    }
     // SAFETY: the helper has no preconditions.
     let area = unsafe { bpf_get_smp_processor_id() };
     // Perf programs do not nest on a CPU (`bpf_prog_active`), so the area is this run's own.
-    take((config, process, timer), area, (0, 0), context.ctx.cast(), |_| {});
+    take((config, process, timer), area, (0, 0), context.ctx.cast(), |scratch| {
+        if config.turn_after != 0 {
+            scratch.header.turn = turns::under_way(config.turn_after);
+        }
+    });
     stop(area, Counter::SampleTime as u32);
     #[cfg(feature = "log")]
     crate::log::sample(context, area);

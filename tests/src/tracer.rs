@@ -262,7 +262,7 @@ impl Drop for Tracer {
 fn records(command: &Command) -> bool {
     let words = || command.get_args().filter_map(|word| word.to_str());
     let is_shell = words().any(|word| word == "-c");
-    let is_other = ["report", "top", "dump", "heap", "jit", "list", "doctor", "unit", "completions", "man"];
+    let is_other = ["blockers", "report", "top", "dump", "heap", "jit", "list", "doctor", "unit", "completions", "man"];
     let is_other = words().any(|word| is_other.contains(&word));
     let is_record = words().any(|word| word == "record" || word.starts_with("--pid") || word == "--name");
     is_record && !is_other && !is_shell

@@ -1,6 +1,7 @@
 //! The command line: one file a subcommand.
 
 pub mod agent;
+pub mod blockers;
 pub mod completions;
 pub mod doctor;
 #[cfg(test)]
@@ -54,6 +55,7 @@ Examples:
   sudo lj-trace top --pid 1234                        the same live, in the terminal
   sudo lj-trace agent                                 all LuaJIT processes of this host, all the time
   sudo lj-trace list                                  which processes have LuaJIT in them
+  sudo lj-trace blockers --pid 1234                   what has blocked its event loop
   sudo lj-trace dump --pid 1234                       what one of them executes right now
   sudo lj-trace heap --pid 1234                       what fills its Lua heap, and what keeps that alive
   sudo lj-trace jit --pid 1234                        why its JIT compiler gave up
@@ -67,6 +69,8 @@ enum Command {
     Report(report::ReportArgs),
     /// Watch a running process in the terminal
     Top(top::TopArgs),
+    /// Show what has blocked the event loop of a running process
+    Blockers(blockers::BlockersArgs),
     /// Show what every coroutine and thread of a process executes right now
     Dump(dump::DumpArgs),
     /// Show what is in the Lua heap of a process, and what keeps it alive
@@ -109,6 +113,7 @@ pub fn main() -> ExitCode {
         Command::Record(args) => record::run(&args),
         Command::Report(args) => report::run(&args).map(|()| exit::ExitCode::OK),
         Command::Top(args) => top::run(&args).map(|()| exit::ExitCode::OK),
+        Command::Blockers(args) => blockers::run(&args).map(|()| exit::ExitCode::OK),
         Command::Dump(args) => dump::run(&args).map(|()| exit::ExitCode::OK),
         Command::Heap(args) => heap::run(&args).map(|()| exit::ExitCode::OK),
         Command::Jit(args) => jit::run(&args).map(|()| exit::ExitCode::OK),

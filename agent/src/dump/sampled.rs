@@ -163,6 +163,8 @@ mod tests {
             allocation: None,
             request: SampleRequest::default(),
             wait: None,
+            turn: 0,
+            entry: None,
             trace: None,
             frames: frames.into_iter().map(frame).collect(),
         }

@@ -136,6 +136,8 @@ mod tests {
             allocation: None,
             thread_name: None,
             wait: None,
+            turn: 0,
+            entry: None,
             trace: None,
             request: SampleRequest::default(),
             frames,

@@ -16,6 +16,8 @@ pub fn sample(state: VmState, frames: &[Frame]) -> Resolved {
         thread_name: None,
         request: SampleRequest::default(),
         wait: None,
+        turn: 0,
+        entry: None,
         trace: None,
         frames: frames.iter().map(frame).collect(),
     }

@@ -9,6 +9,7 @@
 //! [`coroutines`] reads those of a running VM, and [`waits`] looks where they wait. [`output`] has the files. Nothing here takes arguments of a command, or knows exit codes.
 
 pub mod allocations;
+pub mod blockers;
 pub mod bounded;
 pub mod coroutines;
 pub mod cpu;

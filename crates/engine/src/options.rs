@@ -6,6 +6,7 @@ use std::time::Duration;
 use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_probes::programs::Wanted;
 use lj_trace_probes::sampler::EventPlaces;
+use lj_trace_probes::turns::TurnLimits;
 use lj_trace_profile::model::RequestKey;
 use lj_trace_profile::{Format, ProfileKind, Weight};
 
@@ -26,6 +27,8 @@ pub struct Options {
     pub vm: Option<u64>,
     /// The kinds of profiles.
     pub kinds: Kinds,
+    /// If turns of event loops are looked at: samples count only in those that are long.
+    pub turns: Option<TurnLimits>,
     /// How long it is recorded, if that is limited.
     pub duration: Option<Duration>,
     /// How large a stream may be, in bytes.
@@ -289,6 +292,7 @@ impl Options {
         Wanted {
             cpu: self.kinds.cpu,
             off_cpu: self.kinds.off_cpu,
+            turns: self.turns.is_some(),
             memory,
             stack_every,
             kernel_frames: self.kernel,

@@ -41,6 +41,8 @@ pub struct UnderWay {
     pub pending: u64,
     /// Whether it was so all the time.
     pub all_the_time: bool,
+    /// The turn of its event loop that it is in; 0 if it is in none, or turns are not looked at.
+    pub turn: u64,
 }
 
 impl OffCpu {
@@ -62,7 +64,14 @@ impl OffCpu {
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn begin(&mut self, now: u64) -> Result<(), ProbeError> {
         self.began = now;
-        let process = OffCpuProcess { began: now, threshold: self.threshold, number: self.number, reserved: 0 };
+        let process = OffCpuProcess {
+            began: now,
+            threshold: self.threshold,
+            over: 0,
+            turn_after: 0,
+            number: self.number,
+            reserved: 0,
+        };
         let mut ebpf = self.set.ebpf();
         let insert = |ebpf: &mut Ebpf| {
             let mut map = HashMap::<_, u32, OffCpuProcess>::try_from(map_mut(ebpf, "OFF_CPU_PROCESSES")?)?;
@@ -83,11 +92,7 @@ impl OffCpu {
 
     /// Ends it: no switch counts from here on.
     pub fn end(&self) {
-        let mut ebpf = self.set.ebpf();
-        // It is not there if it never began.
-        let _ = map_mut(&mut ebpf, "OFF_CPU_PROCESSES")
-            .and_then(|map| Ok(HashMap::<_, u32, OffCpuProcess>::try_from(map)?))
-            .map(|mut map| map.remove(&self.pid));
+        forget_process(&self.set, self.pid);
     }
 
     /// How often each thread that is there has been off the CPU, and for how many nanoseconds; what is under way is not among
@@ -114,12 +119,14 @@ impl OffCpu {
             Ok(known) if known.since == 0 => None,
             Ok(known) => {
                 let (since, pending) = (known.since.max(self.began), known.pending);
-                Some(UnderWay { since, pending, task, all_the_time: false })
+                let turn = if known.turn_began == 0 { 0 } else { known.turn };
+                Some(UnderWay { since, pending, task, all_the_time: false, turn })
             }
             // It has been waiting since then.
             Err(_) => {
                 let all_the_time = task.started <= self.began;
-                Some(UnderWay { since: task.started.max(self.began), pending: 0, task, all_the_time })
+                let since = task.started.max(self.began);
+                Some(UnderWay { since, pending: 0, task, all_the_time, turn: 0 })
             }
         };
         Ok(tasks.into_iter().filter_map(of).collect())
@@ -129,15 +136,28 @@ impl OffCpu {
 impl Drop for OffCpu {
     fn drop(&mut self) {
         self.end();
-        let mut ebpf = self.set.ebpf();
-        let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return };
-        let Ok(mut map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return };
-        let own =
-            |entry: Result<(u32, OffCpuThread), _>| Some(entry.ok().filter(|(_, of)| of.process == self.number)?.0);
-        for tid in map.iter().filter_map(own).collect::<Vec<_>>() {
-            // It may have ended meanwhile.
-            let _ = map.remove(&tid);
-        }
+        forget_threads(&self.set, self.number);
+    }
+}
+
+/// No switch of a process counts from here on, and no turn.
+pub(super) fn forget_process(set: &Set, pid: u32) {
+    let mut ebpf = set.ebpf();
+    // It is not there if it never began.
+    let _ = map_mut(&mut ebpf, "OFF_CPU_PROCESSES")
+        .and_then(|map| Ok(HashMap::<_, u32, OffCpuProcess>::try_from(map)?))
+        .map(|mut map| map.remove(&pid));
+}
+
+/// Forgets the threads of the process with this number in the set.
+pub(super) fn forget_threads(set: &Set, number: u32) {
+    let mut ebpf = set.ebpf();
+    let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return };
+    let Ok(mut map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return };
+    let own = |entry: Result<(u32, OffCpuThread), _>| Some(entry.ok().filter(|(_, of)| of.process == number)?.0);
+    for tid in map.iter().filter_map(own).collect::<Vec<_>>() {
+        // It may have ended meanwhile.
+        let _ = map.remove(&tid);
     }
 }
 

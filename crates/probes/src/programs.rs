@@ -12,9 +12,11 @@ use lj_trace_common::config::{Config, Counter, MAX_STACK, PidNamespace, TEMPLATE
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::request::RequestLayout;
 use lj_trace_common::stack_end::StackEnd;
+use lj_trace_common::turn::LOOP_WAITS;
 use lj_trace_common::vm::VmConfig;
 use lj_trace_process::Process;
 
+use super::arch::SYSTEM_CALL;
 pub use super::counts::Counts;
 use super::cpu_events::{CpuEvents, number};
 pub use super::error::ProbeError;
@@ -213,12 +215,17 @@ impl Programs {
         let uses = |name: &str| match name {
             "sample_cpu" | "sample_chosen" | "chosen_executes" => wanted.cpu,
             "off_cpu_switch" | "waiting_tasks" => wanted.off_cpu,
+            name if LOOP_WAITS.iter().any(|wait| [wait.begins, wait.ends].contains(&name)) => wanted.turns,
             "allocator_called" | "allocator_returned" => wanted.memory,
             "allocation_stack" => wanted.stack_every != 0,
             _ => false,
         };
         let mut ebpf = programs.ebpf();
-        for (_, program) in ebpf.programs_mut().filter(|(name, _)| uses(name)) {
+        let call_of = |name: &str| {
+            let call = LOOP_WAITS.iter().find(|wait| [wait.begins, wait.ends].contains(&name)).map(|wait| wait.call);
+            format!("{SYSTEM_CALL}{}", call.unwrap_or_default())
+        };
+        for (name, program) in ebpf.programs_mut().filter(|(name, _)| uses(name)) {
             let loaded = match program {
                 Program::PerfEvent(program) => program.load(),
                 Program::UProbe(program) => program.load(),
@@ -229,6 +236,14 @@ impl Programs {
                 },
                 Program::Iter(program) => match Btf::from_sys_fs() {
                     Ok(types) => program.load("task", &types),
+                    Err(error) => Err(error.into()),
+                },
+                Program::FEntry(program) => match Btf::from_sys_fs() {
+                    Ok(types) => program.load(&call_of(name), &types),
+                    Err(error) => Err(error.into()),
+                },
+                Program::FExit(program) => match Btf::from_sys_fs() {
+                    Ok(types) => program.load(&call_of(name), &types),
                     Err(error) => Err(error.into()),
                 },
                 _ => Ok(()),
@@ -495,7 +510,7 @@ fn check_off_cpu(wanted: Wanted) -> Result<(), ProbeError> {
 
 /// The set that this is wanted of.
 fn kind(wanted: Wanted, rate: u32, namespace: PidNamespace) -> SetKind {
-    (wanted.cpu.then_some(rate), namespace, wanted.off_cpu)
+    (wanted.cpu.then_some(rate), namespace, [wanted.off_cpu, wanted.turns])
 }
 
 impl Drop for Programs {

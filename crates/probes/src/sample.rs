@@ -4,6 +4,7 @@ use lj_trace_common::ends::{self, INNERMOST};
 use lj_trace_common::event::{FrameRecord, NO_VM, RecordKind, SampleHeader};
 use lj_trace_common::memory::Pod;
 use lj_trace_common::trace::{TRACE_COPY, TraceCopy};
+use lj_trace_common::turn::{EndedTurn, TURN_ENDED};
 
 use super::places::Places;
 
@@ -15,6 +16,8 @@ pub enum Record<'a> {
     Sample(Sample<'a>),
     /// A piece of a trace that the next samples are in, and its bytes.
     Trace(TraceCopy, &'a [u8]),
+    /// A turn of an event loop has ended, and was too long. Its samples came before.
+    Turn(EndedTurn),
 }
 
 impl<'a> Record<'a> {
@@ -26,6 +29,9 @@ impl<'a> Record<'a> {
             // The record is larger than its piece.
             return Some(Self::Trace(head, rest.get(..usize::try_from(head.piece.size).ok()?)?));
         }
+        if record.first_chunk().is_some_and(|mark| u64::from_ne_bytes(*mark) == TURN_ENDED) {
+            return plain(record.get(..size_of::<EndedTurn>())?).map(Self::Turn);
+        }
         Sample::parse(record).map(Self::Sample)
     }
 
@@ -33,7 +39,7 @@ impl<'a> Record<'a> {
     pub fn weight(&self) -> u64 {
         match self {
             Self::Sample(sample) => sample.weight(),
-            Self::Trace(..) => 0,
+            Self::Trace(..) | Self::Turn(_) => 0,
         }
     }
 
@@ -42,6 +48,7 @@ impl<'a> Record<'a> {
         let number = |vm: u32| places.owner(vm).filter(|owner| owner.process == process).map(|owner| owner.vm);
         match &mut self {
             Self::Trace(copy, _) => copy.vm = number(copy.vm)?,
+            Self::Turn(_) => {}
             Self::Sample(sample) => {
                 if sample.header.vm != NO_VM {
                     sample.header.vm = number(sample.header.vm)?;
@@ -198,6 +205,16 @@ mod tests {
     }
 
     #[test]
+    fn tells_turns_from_samples() {
+        let turn = EndedTurn { mark: TURN_ENDED, number: 7, began: 5, ended: 9, ..EndedTurn::default() };
+        let mut bytes = vec![0; size_of::<EndedTurn>()];
+        // SAFETY: the vector is as long as the record.
+        unsafe { bytes.as_mut_ptr().cast::<EndedTurn>().write_unaligned(turn) };
+        assert!(matches!(Record::parse(&bytes), Some(Record::Turn(own)) if own == turn && own.length() == 4));
+        assert!(Record::parse(&bytes[1..]).is_none(), "it lacks a byte");
+    }
+
+    #[test]
     fn vms_get_the_numbers_that_they_have_among_those_of_their_process() {
         use crate::places::Owner;
 
@@ -211,6 +228,7 @@ mod tests {
         let numbers = |record: Record<'_>| match record.renumbered(0, &places)? {
             Record::Sample(sample) => Some((sample.header.vm, sample.frames[0].vm)),
             Record::Trace(copy, _) => Some((copy.vm, 0)),
+            Record::Turn(_) => None,
         };
         assert_eq!(numbers(sample(own[2], own[0])), Some((1, 0)));
         assert_eq!(numbers(sample(NO_VM, own[2])), Some((NO_VM, 1)));

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use lj_trace_common::event::SampleHeader;
 use lj_trace_common::trace::{TRACE_COPY, TraceCopy};
+use lj_trace_common::turn::{EndedTurn, TURN_ENDED};
 
 use super::error::ProbeError;
 use super::places::Places;
@@ -176,6 +177,9 @@ fn process_of(record: &[u8], places: &Places) -> Option<u32> {
     if is_trace {
         let copy: TraceCopy = plain(record.get(..size_of::<TraceCopy>())?)?;
         return places.owner(copy.vm).map(|owner| owner.process);
+    }
+    if record.first_chunk().is_some_and(|mark| u64::from_ne_bytes(*mark) == TURN_ENDED) {
+        return word(offset_of!(EndedTurn, process));
     }
     word(offset_of!(SampleHeader, process))
 }

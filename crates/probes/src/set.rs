@@ -17,6 +17,7 @@ use super::error::whole;
 use super::places::Places;
 use super::ring::Ring;
 use super::sample_buffer::SharedSamples;
+use super::turns::LoopLink;
 use super::wanted::Wanted;
 use super::{bpf_log, kernel_places, object};
 
@@ -37,6 +38,8 @@ pub(super) struct Set {
     pub places: Mutex<Places>,
     /// What sees the switches of all of them, once it is wanted.
     pub switches: Mutex<Option<BtfTracePointLink>>,
+    /// The same of waits for events.
+    pub loop_links: Mutex<Vec<LoopLink>>,
 }
 
 /// How many VMs that come into being while they are recorded are recorded at once, at most. Those that are closed leave
@@ -78,8 +81,9 @@ const FOR_ALLOCATIONS: [&str; 12] = [
 /// The smallest map that forgets what was not used for long.
 const LEAST_LRU: u32 = 128;
 
-/// The rate of a set's events, if it has any; the namespace of the processes; whether time off the CPU is recorded.
-pub(super) type SetKind = (Option<u32>, PidNamespace, bool);
+/// The rate of a set's events, if it has any; the namespace of the processes; whether time off the CPU is recorded, and whether
+/// turns of event loops are looked at.
+pub(super) type SetKind = (Option<u32>, PidNamespace, [bool; 2]);
 
 /// Why there are no events of a kind: where the kernel refuses them, the programs are not loaded again for each process.
 static REFUSED: Mutex<Vec<(SetKind, String)>> = Mutex::new(Vec::new());
@@ -195,16 +199,19 @@ impl Set {
         let mut object = object::object_for(wanted.mechanism)?;
         if wanted.off_cpu {
             kernel_places::fill_in(object.to_mut())?;
-        } else {
+        } else if !wanted.turns {
             loader.map_max_entries("OFF_CPU_THREADS", 1).map_max_entries("OFF_CPU_PROCESSES", 1);
+        }
+        if wanted.turns {
+            loader.map_max_entries("TURN_LENGTHS", processes);
         }
         let mut ebpf = loader.load(&object)?;
         bpf_log::follow(&mut ebpf);
         let counts = ebpf.map("SAMPLER_COUNTS").ok_or_else(|| anyhow::anyhow!("no map SAMPLER_COUNTS"))?;
         let counts = Arc::new(SamplerCounts::map(counts, processes)?);
         let (ebpf, places) = (Mutex::new(ebpf), Mutex::new(Places::new(if processes > 1 { vms } else { 0 })));
-        let switches = Mutex::new(None);
-        Ok(Self { ebpf, counts, cpus: cpus.get(), vms, events: None, samples: None, places, switches })
+        let (switches, loop_links) = (Mutex::new(None), Mutex::new(Vec::new()));
+        Ok(Self { ebpf, counts, cpus: cpus.get(), vms, events: None, samples: None, places, switches, loop_links })
     }
 
     /// Its programs and maps.

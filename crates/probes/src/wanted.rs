@@ -9,6 +9,8 @@ pub struct Wanted {
     pub cpu: bool,
     /// Time off the CPU.
     pub off_cpu: bool,
+    /// Turns of event loops: samples and waits count only in those.
+    pub turns: bool,
     /// The allocation probes.
     pub memory: bool,
     /// Every allocation of this number carries its stack; 0 for none.
@@ -29,6 +31,7 @@ impl Wanted {
         Self {
             cpu: false,
             off_cpu: false,
+            turns: false,
             memory: false,
             stack_every: 0,
             kernel_frames: false,

@@ -396,6 +396,7 @@ impl RecordArgs {
             scope: if self.children { Scope::Children } else { Scope::One },
             vm: self.vm,
             kinds,
+            turns: None,
             duration: self.duration,
             max_size: self.max_size,
             rotate: self.rotate,

@@ -9,6 +9,7 @@ mod lifetimes;
 mod off_cpu;
 pub mod poll_interval;
 pub mod stop;
+mod turns;
 mod under_way;
 mod unknown_vms;
 mod vm_discovery;
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use lj_trace_common::config::Counter;
 use lj_trace_common::event::{NO_VM, SAMPLE_ALLOCATION};
+use lj_trace_common::turn::{EndedTurn, TurnLengths};
 use lj_trace_common::vm::VmConfig;
 use lj_trace_luajit::Vm;
 use lj_trace_probes::journal::{Priority, say};
@@ -44,6 +46,7 @@ use cost::{Calibration, CostMeter, Costs, OnThreads};
 use off_cpu::OffCpuRecording;
 use poll_interval::PollInterval;
 use stop::Stop;
+use turns::TurnsRecording;
 use vm_discovery::VmDiscovery;
 
 /// What counts samples that never arrived.
@@ -150,6 +153,8 @@ pub struct CpuRecording {
     pub sampler: Option<Sampler>,
     /// What sees its threads leave the CPU and come back, if that is recorded.
     off_cpu: Option<OffCpuRecording>,
+    /// What sees the turns of its event loops, if these are looked at.
+    turns: Option<TurnsRecording>,
     outputs: Outputs,
 }
 
@@ -218,6 +223,9 @@ impl Recording {
         let Some(cpu) = &mut self.cpu else { return Ok(()) };
         if let Some(off_cpu) = &mut cpu.off_cpu {
             off_cpu.begin(&self.process)?;
+        }
+        if let Some(turns) = &cpu.turns {
+            turns.begin()?;
         }
         cpu.sampler.as_ref().map_or(Ok(()), |sampler| Ok(sampler.begin()?))
     }
@@ -292,7 +300,8 @@ impl Recording {
             let (rate, places) = (options.rate, options.testing.events);
             let sampler = wanted.cpu.then(|| Sampler::attach(&mut programs, process, rate, places)).transpose()?;
             let off_cpu = wanted.off_cpu.then(|| OffCpuRecording::attach(&mut programs, process, wanted.cpu));
-            Ok::<_, EngineError>(CpuRecording { sampler, off_cpu: off_cpu.transpose()?, outputs })
+            let turns = options.turns.map(|limits| TurnsRecording::attach(&mut programs, process, limits)).transpose()?;
+            Ok::<_, EngineError>(CpuRecording { sampler, off_cpu: off_cpu.transpose()?, turns, outputs })
         });
         let mut cpu = cpu.transpose()?;
         let memory = memory.map(|memory| memory.attach(target, &mut programs)).transpose()?;
@@ -373,6 +382,9 @@ impl Recording {
         if let Some(cpu) = &mut self.cpu {
             if let Some(sampler) = &mut cpu.sampler {
                 sampler.detach();
+            }
+            if let Some(turns) = &mut cpu.turns {
+                turns.end();
             }
             if let (Some(off_cpu), Some((_, pipeline))) = (&mut cpu.off_cpu, &self.samples) {
                 off_cpu.end(&self.process, pipeline);
@@ -642,6 +654,12 @@ impl Recording {
                     pipeline.add_trace(&copy, bytes);
                     return ControlFlow::Continue(());
                 }
+                Record::Turn(turn) => {
+                    if let Some(listener) = listener.as_deref_mut() {
+                        listener.turn(&turn);
+                    }
+                    return go_on();
+                }
             };
             if std::mem::take(&mut is_first) {
                 pipeline.refresh();
@@ -802,6 +820,23 @@ impl Recording {
         samples.chain(self.memory.iter().flat_map(|memory| memory.lost(&self.programs))).collect()
     }
 
+    /// How long the turns of its event loops were so far; [`None`] if they are not looked at.
+    pub fn turn_lengths(&self) -> Option<TurnLengths> {
+        self.cpu.as_ref()?.turns.as_ref().map(TurnsRecording::lengths)
+    }
+
+    /// The turns that had not ended when recording did, and were too long.
+    pub fn turns_under_way(&self) -> Vec<EndedTurn> {
+        let turns = self.cpu.as_ref().and_then(|cpu| cpu.turns.as_ref());
+        turns.map(TurnsRecording::under_way).unwrap_or_default()
+    }
+
+    /// How long the programs took that take samples and walk stacks, in seconds, and how often the clock ticked.
+    pub fn sampling(&self) -> (f64, u64) {
+        let time = self.programs.count(Counter::SampleTime);
+        (time as f64 / 1e9, self.programs.count(Counter::Sampled))
+    }
+
     /// Writes what there is so far; returns the paths.
     ///
     /// # Errors
@@ -852,7 +887,7 @@ impl Recording {
         let requests = samples.as_ref().map(|(_, pipeline)| pipeline.request_tally()).unwrap_or_default();
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
         let told = tally.waited;
-        let cpu = cpu.map(|CpuRecording { sampler, off_cpu, mut outputs }| {
+        let cpu = cpu.map(|CpuRecording { sampler, off_cpu, turns: _, mut outputs }| {
             let sampler = sampler.as_ref();
             let mut lost = lost_samples;
             lost.extend((unread_samples > 0).then_some((UNREAD_SAMPLES, unread_samples)));

@@ -93,7 +93,7 @@ impl OffCpuRecording {
             *waited.entry(wait.task.tid).or_default() += nanoseconds;
             // What its walk would have told that it did not come to.
             let told = nanoseconds.saturating_add(wait.pending);
-            let wait = WaitUnderWay::look(process, &vms, &wait.task, (told, ended), room);
+            let wait = WaitUnderWay::look(process, &vms, &wait.task, (told, ended), room).in_turn(wait.turn);
             room -= wait.size();
             self.under_way.push(wait);
         }

@@ -90,6 +90,12 @@ impl WaitUnderWay {
         own
     }
 
+    /// The same in this turn of the thread's event loop.
+    pub fn in_turn(mut self, turn: u64) -> Self {
+        self.header.turn = turn;
+        self
+    }
+
     /// How many bytes its native stack takes.
     pub fn size(&self) -> usize {
         self.stack.len()

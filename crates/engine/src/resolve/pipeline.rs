@@ -50,6 +50,10 @@ pub struct Resolved {
     pub allocation: Option<u64>,
     /// If it is a wait and no tick of the clock: for how many nanoseconds it stands.
     pub wait: Option<u64>,
+    /// Which turn of the thread's event loop it is in; 0 if turns are not looked at.
+    pub turn: u64,
+    /// Where Lua was entered first on this stack: the outermost coroutine and its C frame; [`None`] if there is no Lua.
+    pub entry: Option<(u64, u64)>,
     /// The trace that it hit, if that is known.
     pub trace: Option<SampledTrace>,
     /// The request that its coroutine serves.
@@ -322,6 +326,7 @@ impl Pipeline {
             self.places.see(vm, sample.header.time);
             self.know_code(vm, &sample.header.trace);
         }
+        let entry = outermost_entry(&sample);
         let mut native = self.unwind(&sample);
         if vm.is_none() {
             let texts = || self.vms.iter().map(|vm| &vm.text.range);
@@ -360,10 +365,10 @@ impl Pipeline {
         let allocation = (sample.header.flags & SAMPLE_ALLOCATION != 0).then_some(sample.header.allocation_size);
         let wait = (sample.header.flags & SAMPLE_WAIT != 0).then_some(sample.header.allocation_size);
         let trace = on_trace.and_then(Result::ok).map(|on_trace| SampledTrace::new(on_trace.trace));
-        let (tid, time) = (sample.header.tid, sample.header.time);
+        let (tid, time, turn) = (sample.header.tid, sample.header.time, sample.header.turn);
         let thread_name = self.threads.name(tid);
         let vm = vm.and_then(|vm| self.places.number(vm));
-        Resolved { state, vm, tid, thread_name, time, allocation, wait, trace, request, frames }
+        Resolved { state, vm, tid, thread_name, time, allocation, wait, turn, entry, trace, request, frames }
     }
 
     /// Leaves requests alone.
@@ -649,6 +654,14 @@ fn cframes(sample: &Sample<'_>) -> Vec<CFrame> {
     }
     cframes.sort_by_key(|cframe| cframe.address);
     cframes
+}
+
+/// The outermost coroutine on the stack, and its C frame.
+fn outermost_entry(sample: &Sample<'_>) -> Option<(u64, u64)> {
+    let outermost = sample.frames.iter().rev().find(|record| record.kind == RecordKind::CFrame as u8);
+    let header = &sample.header;
+    let innermost = || (header.thread != 0).then_some((header.thread, header.cframe));
+    outermost.map(|record| (record.function, record.code)).or_else(innermost)
 }
 
 /// How the walks of all coroutines ended, taken together.

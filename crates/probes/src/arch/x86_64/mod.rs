@@ -9,3 +9,6 @@ pub use emulated::is_emulated;
 pub use instruction::MachineInstruction;
 pub use machine::{is_virtual, next_instruction};
 pub use measured::{copy_in_bulk, count_down, emulated, stepped};
+
+/// What the names of the kernel's functions for system calls begin with.
+pub const SYSTEM_CALL: &str = "__x64_sys_";

@@ -1,0 +1,79 @@
+//! Long turns as JSON: one line each, or all in a report.
+
+use humantime::format_rfc3339_micros;
+use lj_trace_common::turn::{LENGTHS, step_begins};
+use lj_trace_engine::blockers::Blocker;
+use serde_json::{Value, json};
+
+use super::{BlockersReport, time_of_day};
+
+/// A long turn of a process of this name.
+pub fn blocker_line(name: &str, blocker: &Blocker) -> Value {
+    let [cpu, blocked, preempted] = blocker.parts();
+    let blame = blocker.blame.as_ref();
+    let reasons = blocker.reasons.iter().map(|(reason, time)| json!({"reason": reason, "ms": milliseconds(*time)}));
+    let stack = blame.map(|blame| blame.stack.iter().map(|frame| described(frame)).collect::<Vec<_>>());
+    json!({
+        "time": format_rfc3339_micros(time_of_day(blocker.turn.began)).to_string(),
+        "duration_ms": milliseconds(blocker.turn.length()),
+        "kind": blocker.kind().name(),
+        "cpu_ms": milliseconds(cpu),
+        "blocked_ms": milliseconds(blocked),
+        "blocked_on": reasons.collect::<Vec<_>>(),
+        "preempted_ms": milliseconds(preempted),
+        "function": blame.map(|blame| blame.function.to_string()),
+        "file": blame.and_then(|blame| blame.function.file()),
+        "line": blame.and_then(|blame| blame.line),
+        "call": blame.and_then(|blame| blame.call.as_deref()),
+        "stack": stack.unwrap_or_default(),
+        "entries": blocker.entries,
+        "longest_entry": (blocker.longest_entry * 1000.0).round() / 1000.0,
+        "samples": blocker.samples,
+        "ended": blocker.has_ended,
+        "process": name,
+        "pid": blocker.pid,
+        "tid": blocker.turn.tid,
+    })
+}
+
+/// All that there is to say at the end.
+pub fn report_json(report: &BlockersReport) -> Value {
+    let longest: Vec<Value> = report.longest().iter().map(|(name, blocker)| blocker_line(name, blocker)).collect();
+    let processes = report.processes.iter().map(|own| {
+        let steps = (0..LENGTHS).filter(|step| own.lengths.turns[*step] != 0);
+        let lengths =
+            steps.map(|step| json!({"from_us": step_begins(step) as f64 / 1e3, "turns": own.lengths.turns[step]}));
+        let lost = own.lost.iter().map(|(reason, count)| json!({"reason": reason, "count": count}));
+        json!({
+            "pid": own.pid,
+            "process": own.name,
+            "turns": own.turns(),
+            "turns_ms": milliseconds(own.lengths.time),
+            "long_turns": own.count,
+            "long_turns_ms": milliseconds(own.time),
+            "lengths": lengths.collect::<Vec<_>>(),
+            "lost": lost.collect::<Vec<_>>(),
+            "cost_ms": own.cost() * 1e3,
+        })
+    });
+    json!({
+        "seconds": report.duration.as_secs_f64(),
+        "over_ms": milliseconds(report.over),
+        "not_measured": report.unmeasured,
+        "processes": processes.collect::<Vec<_>>(),
+        "longest": longest,
+    })
+}
+
+/// A frame, with its line where that is known.
+pub fn described(frame: &lj_trace_profile::Frame) -> String {
+    match frame.current_line() {
+        Some(line) => format!("{frame} line {line}"),
+        None => frame.to_string(),
+    }
+}
+
+/// With three digits after the point.
+fn milliseconds(nanoseconds: u64) -> f64 {
+    (nanoseconds as f64 / 1e3).round() / 1e3
+}

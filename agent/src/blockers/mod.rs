@@ -1,0 +1,115 @@
+//! What has blocked the event loop of a process: gathered while it runs, shown as text and as JSON.
+
+mod json;
+mod lengths;
+mod report;
+mod text;
+
+pub use json::{blocker_line, report_json};
+pub use report::{BlockersReport, ProcessTurns};
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use lj_trace_common::turn::EndedTurn;
+use lj_trace_engine::blockers::{Blocker, Gathered, Longest, TurnSamples};
+use lj_trace_engine::cpu::{SampleListener, about_process};
+use lj_trace_engine::resolve::Resolved;
+use lj_trace_profile::Frame;
+
+/// So many of the longest are shown.
+const SHOWN: usize = 20;
+
+/// Gathers the long turns of one process.
+pub struct BlockerWatch {
+    pid: u32,
+    /// What people know it by.
+    pub name: String,
+    gathered: Gathered,
+    /// The longest so far.
+    pub longest: Longest,
+    /// How many there were.
+    pub count: u64,
+    /// How long they were together, in nanoseconds.
+    pub time: u64,
+    /// Those that nobody has taken yet, if somebody takes them.
+    new: Option<Vec<Blocker>>,
+    /// For how many nanoseconds a tick stands.
+    tick: u64,
+    /// Whether time off the CPU is measured; else samples have to tell, which begin after so many nanoseconds of a turn.
+    unmeasured_after: Option<u64>,
+}
+
+impl BlockerWatch {
+    /// For a process whose clock ticks `rate` times a second. `follows` is whether somebody takes each as it ends. Where
+    /// time off the CPU is not measured, samples begin after `unmeasured_after` nanoseconds of a turn.
+    pub fn new((pid, name): (u32, String), rate: u32, follows: bool, unmeasured_after: Option<u64>) -> Self {
+        Self {
+            pid,
+            name,
+            gathered: Gathered::default(),
+            longest: Longest::new(SHOWN),
+            count: 0,
+            time: 0,
+            new: follows.then(Vec::new),
+            tick: 1_000_000_000 / u64::from(rate.max(1)),
+            unmeasured_after,
+        }
+    }
+
+    /// Those that have come since.
+    pub fn take_new(&mut self) -> Vec<Blocker> {
+        self.new.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Samples that fit no turn.
+    pub fn lost(&self) -> u64 {
+        self.gathered.lost
+    }
+
+    /// A turn that was too long; or is, and has not ended.
+    pub fn found(&mut self, mut turn: EndedTurn, has_ended: bool) {
+        let samples = self.gathered.take(turn.tid, turn.number);
+        if let Some(after) = self.unmeasured_after {
+            turn.waited = estimated_wait(&turn, &samples, after);
+        }
+        let blocker = Blocker::new(self.pid, turn, has_ended, &samples);
+        self.count += 1;
+        self.time += turn.length();
+        if let Some(new) = &mut self.new {
+            new.push(blocker.clone());
+        }
+        self.longest.add(blocker);
+    }
+}
+
+impl SampleListener for BlockerWatch {
+    fn sample(&mut self, sample: &Resolved, _root: Frame) {
+        if sample.turn == 0 {
+            return;
+        }
+        let frames: Vec<Arc<Frame>> = sample.frames.iter().map(|frame| frame.named.clone()).collect();
+        let weight = sample.wait.unwrap_or(self.tick);
+        self.gathered.add((sample.tid, sample.turn), sample.entry, weight, frames);
+    }
+
+    fn turn(&mut self, turn: &EndedTurn) {
+        self.found(*turn, true);
+    }
+}
+
+/// How long a turn was off the CPU, as far as ticks tell that hit it.
+fn estimated_wait(turn: &EndedTurn, samples: &TurnSamples, after: u64) -> u64 {
+    let sampled = turn.length().saturating_sub(after).max(1);
+    let share = (samples.weight() as f64 / sampled as f64).min(1.0);
+    (turn.length() as f64 * (1.0 - share)) as u64
+}
+
+/// The time of day at this time of the monotonic clock.
+pub fn time_of_day(monotonic: u64) -> SystemTime {
+    let ago = about_process::now().saturating_sub(monotonic);
+    SystemTime::now().checked_sub(Duration::from_nanos(ago)).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+//! What there is to say of the event loops of some processes at the end.
+
+use std::time::Duration;
+
+use lj_trace_common::turn::TurnLengths;
+use lj_trace_engine::blockers::Blocker;
+
+/// The turns of one process.
+#[derive(Clone, Debug)]
+pub struct ProcessTurns {
+    /// Its process id.
+    pub pid: u32,
+    /// What people know it by.
+    pub name: String,
+    /// How long its turns were.
+    pub lengths: TurnLengths,
+    /// How many were too long.
+    pub count: u64,
+    /// How long these were together, in nanoseconds.
+    pub time: u64,
+    /// The longest of them.
+    pub longest: Vec<Blocker>,
+    /// What was lost, by reason.
+    pub lost: Vec<(&'static str, u64)>,
+    /// How long the programs took that take samples, in seconds, and how often the clock ticked.
+    pub sampling: (f64, u64),
+}
+
+/// All of them.
+#[derive(Clone, Debug)]
+pub struct BlockersReport {
+    /// Each process.
+    pub processes: Vec<ProcessTurns>,
+    /// How long they were watched.
+    pub duration: Duration,
+    /// A turn that is not shorter is too long, in nanoseconds.
+    pub over: u64,
+    /// Why time off the CPU was not measured, if it was not.
+    pub unmeasured: Option<String>,
+}
+
+/// What a turn costs its thread, in seconds: two programs at the wait for events (measured with `kernel.bpf_stats_enabled`
+/// by `cargo xtask bench blockers`).
+const TURN: f64 = 0.5e-6;
+
+/// The same of a tick that takes no sample.
+const TICK: f64 = 1e-6;
+
+impl ProcessTurns {
+    /// How many turns there were.
+    pub fn turns(&self) -> u64 {
+        self.lengths.turns.iter().sum()
+    }
+
+    /// What it has cost, in seconds of CPU time.
+    pub fn cost(&self) -> f64 {
+        let (samples, ticks) = self.sampling;
+        samples + ticks as f64 * TICK + self.turns() as f64 * TURN
+    }
+}
+
+impl BlockersReport {
+    /// The longest of all processes, with their names.
+    pub fn longest(&self) -> Vec<(&str, &Blocker)> {
+        let mut all: Vec<(&str, &Blocker)> = Vec::new();
+        for process in &self.processes {
+            all.extend(process.longest.iter().map(|blocker| (&*process.name, blocker)));
+        }
+        all.sort_by_key(|(_, blocker)| std::cmp::Reverse(blocker.turn.length()));
+        all.truncate(super::SHOWN);
+        all
+    }
+}

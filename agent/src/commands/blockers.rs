@@ -1,0 +1,349 @@
+//! `lj-trace blockers`: what has blocked the event loop of a process.
+
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use lj_trace_engine::options::Scope;
+use lj_trace_engine::recording::budget::{self, Budget};
+use lj_trace_engine::recording::poll_interval;
+use lj_trace_engine::recording::stop::Stop;
+use lj_trace_engine::session::{NewChildren, Stopping};
+use lj_trace_engine::target::{selected, targets};
+use lj_trace_engine::{Options, RecordTarget, Recording};
+use lj_trace_probes::journal::{Priority, say};
+use lj_trace_probes::off_cpu;
+use lj_trace_probes::turns::TurnLimits;
+use lj_trace_process::Process;
+use lj_trace_process::privileges::{self, priority};
+use lj_trace_text::amount::parse_duration;
+use lj_trace_text::untrusted::{Form, PlainWriter, Untrusted};
+
+use super::parse_pid;
+use super::record::interrupts::Interrupts;
+use super::record::{LimitArgs, LiveOptions, Mode, RecordArgs, can_attach, give_up_privileges};
+use crate::blockers::{BlockerWatch, BlockersReport, ProcessTurns, blocker_line, report_json};
+use crate::exit::CommandError;
+
+/// What else chooses processes.
+const WHOM: [&str; 4] = ["command", "name", "unit", "container"];
+
+/// Options of `lj-trace blockers`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct BlockersArgs {
+    /// The process to look at, by its id
+    #[arg(short, long, value_name = "PID", value_parser = parse_pid, required_unless_present_any = WHOM, conflicts_with_all = WHOM)]
+    pid: Option<u32>,
+
+    /// The processes to look at, by the name of their command or file: `lj-trace blockers nginx`
+    #[arg(value_name = "NAME")]
+    command: Option<String>,
+
+    /// The same as NAME
+    #[arg(long, conflicts_with_all = ["command", "unit", "container"])]
+    name: Option<String>,
+
+    /// The processes of a systemd unit
+    #[arg(long, conflicts_with_all = ["command", "container"])]
+    unit: Option<String>,
+
+    /// The processes of a container, by its id, or the first digits of it
+    #[arg(long, value_name = "ID", conflicts_with = "command")]
+    container: Option<String>,
+
+    /// Look at the processes that this one has started and that have a VM, in its place: the workers of nginx's master
+    #[arg(long, conflicts_with_all = ["command", "name", "unit", "container"])]
+    children: bool,
+
+    /// A turn of the event loop that lasts for this long, or longer, has blocked it
+    #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = parse_duration)]
+    over: Duration,
+
+    /// Stop after this time, such as 30s or 5m [default: at Ctrl-C, SIGTERM, or the exit of the process]
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    duration: Option<Duration>,
+
+    /// Print each long turn as it ends, as one line of JSON, and no report at the end
+    #[arg(long, conflicts_with = "json")]
+    follow: bool,
+
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Samples a second, in turns that have lasted for a quarter of --over
+    #[arg(short, long, value_name = "HZ", default_value_t = 999)]
+    #[arg(value_parser = clap::value_parser!(u32).range(10..=5_000))]
+    rate: u32,
+
+    /// Do without what Linux 6.18 has: tests do
+    #[arg(long, hide = true)]
+    no_waits: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo lj-trace blockers --pid 1234                   until Ctrl-C: the longest turns of its event loop, and why
+  sudo lj-trace blockers nginx --over 50ms -d 1m      all processes of that name
+  sudo lj-trace blockers --pid 1234 --over 20ms --follow
+                                                      a line of JSON for each turn of 20 ms or longer
+  sudo lj-trace blockers --unit shop.service --json -d 30s";
+
+/// The shortest turn that may count as long.
+const LEAST_OVER: Duration = Duration::from_millis(1);
+
+/// Runs the command.
+///
+/// # Errors
+/// A [`CommandError`] with the exit code that belongs to its cause.
+pub fn run(args: &BlockersArgs) -> Result<(), CommandError> {
+    if args.over < LEAST_OVER {
+        return Err(CommandError::usage("--over is too short: turns of 1ms or longer are told"));
+    }
+    priority::raise();
+    let unmeasured = match off_cpu::check() {
+        Ok(()) if args.no_waits => Some("--no-waits".to_owned()),
+        Ok(()) => None,
+        Err(error) => Some(format!("{error:#}")),
+    };
+    if let Some(why) = &unmeasured {
+        let text = format!("lj-trace: time off the CPU in turns is not measured, nor has it reasons: {why}");
+        say(Priority::Warning, &text);
+    }
+    let LiveOptions { mut options, selector } = live(args, unmeasured.is_none())?;
+    options.turns = Some(TurnLimits::over(u64::try_from(args.over.as_nanos()).unwrap_or(u64::MAX)));
+    let (options, targets) = match selector {
+        Some(selector) => selected(&selector, &options)?,
+        None => {
+            let targets = targets(&options)?;
+            (options, targets)
+        }
+    };
+    let mut all = Blocked { args, options, unmeasured, running: Vec::new(), ended: Vec::new() };
+    all.start(targets)?;
+    all.until_stopped()
+}
+
+/// What is to be looked at.
+fn live(args: &BlockersArgs, has_waits: bool) -> Result<LiveOptions, CommandError> {
+    let pid = args.pid.map(|pid| pid.to_string());
+    let choices = [
+        ("--pid", &pid),
+        ("--name", &args.command),
+        ("--name", &args.name),
+        ("--unit", &args.unit),
+        ("--container", &args.container),
+    ];
+    let mut whom: Vec<String> =
+        choices.into_iter().filter_map(|(option, value)| Some(format!("{option}={}", value.as_ref()?))).collect();
+    whom.extend(args.children.then(|| "--children".to_owned()));
+    let whom: Vec<&str> = whom.iter().map(String::as_str).collect();
+    let mode = if has_waits { Mode::Wall } else { Mode::Sysprof };
+    let limit = LimitArgs { max_overhead: None, no_limit: true };
+    RecordArgs::live(&whom, None, mode, args.rate, limit)
+}
+
+/// A process that is looked at.
+struct LoopProcess {
+    process: Process,
+    recording: Recording,
+    watch: BlockerWatch,
+}
+
+impl LoopProcess {
+    /// Takes what is ready.
+    fn drain(&mut self, budget: Budget) -> Result<(), CommandError> {
+        self.recording.drain(Some(&mut self.watch), budget)?;
+        Ok(())
+    }
+
+    /// Takes the last of what there is.
+    fn end(&mut self) -> Result<(), CommandError> {
+        self.recording.detach();
+        self.recording.drain_all(Some(&mut self.watch), Budget::new(budget::END))?;
+        for turn in self.recording.turns_under_way() {
+            self.watch.found(turn, false);
+        }
+        Ok(())
+    }
+
+    fn turns(&self) -> ProcessTurns {
+        /// What is lost of samples that came too late.
+        const LATE: &str = "samples that were of no turn that is known";
+        /// Turns of which no record came.
+        const UNTOLD: &str = "long turns that are not listed: the ring buffer was full";
+        let lengths = self.recording.turn_lengths().unwrap_or(lj_trace_common::turn::TurnLengths::EMPTY);
+        let mut lost = self.recording.lost();
+        lost.extend([(LATE, self.watch.lost()), (UNTOLD, lengths.lost)]);
+        lost.retain(|(_, count)| *count != 0);
+        ProcessTurns {
+            pid: self.process.pid(),
+            name: self.watch.name.clone(),
+            lengths,
+            count: self.watch.count,
+            time: self.watch.time,
+            longest: self.watch.longest.all().to_vec(),
+            lost,
+            sampling: self.recording.sampling(),
+        }
+    }
+}
+
+/// All processes that are looked at.
+struct Blocked<'a> {
+    args: &'a BlockersArgs,
+    options: Options,
+    unmeasured: Option<String>,
+    running: Vec<LoopProcess>,
+    ended: Vec<ProcessTurns>,
+}
+
+impl Blocked<'_> {
+    fn start(&mut self, targets: Vec<RecordTarget>) -> Result<(), CommandError> {
+        let count = targets.len();
+        for target in targets {
+            let new = self.prepare(&target, count)?;
+            self.running.push(new);
+        }
+        self.running.iter_mut().try_for_each(|own| own.recording.begin())?;
+        // Those that come later have to be attached to as well.
+        let is_of_several = self.options.is_of_several();
+        let attaches = if is_of_several { &privileges::TO_ATTACH[..] } else { &[] };
+        give_up_privileges(&self.options, attaches, || {
+            self.running.iter().all(|own| own.recording.is_in_reach()) && (!is_of_several || can_attach(&self.options))
+        });
+        for own in &self.running {
+            let text = format!(
+                "attached to {}: turns of its event loop of {} ms and longer; Ctrl-C ends it",
+                Untrusted(&own.watch.name),
+                self.args.over.as_secs_f64() * 1e3
+            );
+            say(Priority::Info, &text);
+        }
+        Ok(())
+    }
+
+    fn prepare(&self, target: &RecordTarget, processes: usize) -> Result<LoopProcess, CommandError> {
+        let recording = Recording::prepare(target, processes, None)?;
+        let after = self.options.turns.map(|limits| limits.after).filter(|_| self.unmeasured.is_some());
+        let about = (target.process.pid(), target.name());
+        let watch = BlockerWatch::new(about, self.args.rate, self.args.follow, after);
+        Ok(LoopProcess { process: target.process.clone(), recording, watch })
+    }
+
+    /// Takes what is ready of each, and prints what is new; how long to rest then. Nobody may read it any more.
+    fn drain(&mut self) -> Result<(Duration, bool), CommandError> {
+        let budget = Budget::new(budget::LOOK);
+        let mut left = self.running.len();
+        for own in &mut self.running {
+            own.drain(budget.share(left))?;
+            left -= 1;
+        }
+        let goes_on = self.print_new()?;
+        let intervals = self.running.iter().map(|own| own.recording.interval());
+        Ok((intervals.min().unwrap_or(poll_interval::SHORTEST), goes_on))
+    }
+
+    /// Prints the turns that have ended since; false if nobody reads them any more.
+    fn print_new(&mut self) -> Result<bool, CommandError> {
+        if !self.args.follow {
+            return Ok(true);
+        }
+        let mut out = PlainWriter::new(std::io::stdout().lock(), Form::Json);
+        for own in &mut self.running {
+            for blocker in own.watch.take_new() {
+                let line = blocker_line(&own.watch.name, &blocker);
+                match writeln!(out, "{line}").and_then(|()| out.flush()) {
+                    Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(false),
+                    written => written.map_err(|error| CommandError::io("write standard output", &error))?,
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Those that have exited end; others may have come.
+    fn follow_processes(&mut self, children: Option<&NewChildren>) -> Result<(), CommandError> {
+        for target in children.map(|children| children.take(&self.options)).unwrap_or_default() {
+            // One that cannot be attached to has mostly ended.
+            if let Ok(mut new) = self.prepare(&target, self.running.len() + 1)
+                && new.recording.begin().is_ok()
+            {
+                self.running.push(new);
+            }
+        }
+        let is_over = |own: &LoopProcess| !own.process.is_alive() || own.process.has_become_another_program();
+        if self.running.iter().any(is_over) {
+            self.running.iter_mut().filter(|own| is_over(own)).try_for_each(LoopProcess::end)?;
+            self.print_new()?;
+            let over = self.running.extract_if(.., |own| is_over(own));
+            self.ended.extend(over.map(|own| own.turns()));
+        }
+        Ok(())
+    }
+
+    /// Looks at them until somebody has seen enough, and reports.
+    fn until_stopped(mut self) -> Result<(), CommandError> {
+        /// How often it is looked for processes that have come or gone.
+        const PROCESSES: Duration = Duration::from_secs(1);
+        let is_of_several = self.options.scope != Scope::One;
+        let known: Vec<Process> = self.running.iter().map(|own| own.process.clone()).collect();
+        let children = is_of_several.then(|| NewChildren::watch(self.options.roots(), known.clone())).transpose()?;
+        let began = Instant::now();
+        let deadline = self.args.duration.and_then(|duration| began.checked_add(duration));
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| CommandError::internal(&error))?;
+        runtime.block_on(async {
+            let interrupts = Interrupts::listen()?;
+            let mut stopping = Stopping::new(interrupts.event()?, known.iter())?;
+            let mut ticks = poll_interval::ticks();
+            let mut looked = began;
+            loop {
+                tokio::select! {
+                    stop = stopping.next(deadline) => match stop {
+                        Stop::TargetExited if is_of_several => stopping.ignore_exits(),
+                        _ => break,
+                    },
+                    _ = ticks.tick() => {}
+                }
+                let (interval, goes_on) = self.drain()?;
+                if !goes_on {
+                    break;
+                }
+                poll_interval::relax(&mut ticks, interval);
+                if looked.elapsed() >= PROCESSES {
+                    looked = Instant::now();
+                    self.follow_processes(children.as_ref())?;
+                    if self.running.is_empty() && !is_of_several {
+                        break;
+                    }
+                }
+            }
+            Ok::<_, CommandError>(())
+        })?;
+        self.running.iter_mut().try_for_each(LoopProcess::end)?;
+        self.report(began.elapsed())
+    }
+
+    fn report(mut self, duration: Duration) -> Result<(), CommandError> {
+        if self.args.follow {
+            return self.print_new().map(drop);
+        }
+        self.ended.extend(self.running.iter().map(LoopProcess::turns));
+        let report = BlockersReport {
+            processes: self.ended,
+            duration,
+            over: u64::try_from(self.args.over.as_nanos()).unwrap_or(u64::MAX),
+            unmeasured: self.unmeasured,
+        };
+        if self.args.json {
+            let mut text = report_json(&report).to_string();
+            text.push('\n');
+            return super::print_plain(&text);
+        }
+        super::print_plain(&report.to_string())
+    }
+}

@@ -1,0 +1,179 @@
+use std::sync::Arc;
+
+use super::*;
+
+/// Numbers that look random, the same each time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % most
+    }
+}
+
+fn lua(name: &str, line: u32) -> Arc<Frame> {
+    Frame::lua(Some(name.into()), b"@app.lua", 1, Some(line)).into()
+}
+
+fn c(symbol: &str) -> Arc<Frame> {
+    Frame::C { symbol: symbol.into(), module: None }.into()
+}
+
+const MS: u64 = 1_000_000;
+
+fn turn(tid: u32, number: u64, length: u64) -> EndedTurn {
+    EndedTurn { number, tid, began: 7, ended: 7 + length, ..EndedTurn::default() }
+}
+
+#[test]
+fn generated_turns_are_told_with_their_own_samples() {
+    for seed in 0..50 {
+        let mut numbers = Numbers(seed);
+        let mut gathered = Gathered::default();
+        let threads = 1 + numbers.below(5) as u32;
+        let mut turns = vec![0_u64; threads as usize];
+        for _ in 0..200 {
+            let tid = numbers.below(threads.into()) as u32;
+            turns[tid as usize] += 1;
+            let number = turns[tid as usize];
+            let line = 10 + numbers.below(50) as u32;
+            let (ticks, blocked) = (numbers.below(30), numbers.below(40) * MS);
+            for _ in 0..ticks {
+                gathered.add((tid, number), Some((1, 2)), MS, vec![lua("busy", line), lua("main", 3)]);
+            }
+            if blocked != 0 {
+                let frames = vec![
+                    Frame::wait(Some("pipe"), "").into(),
+                    c("read"),
+                    Frame::FastFunction { name: "io.open".into() }.into(),
+                    lua("busy", line),
+                    lua("main", 3),
+                ];
+                gathered.add((tid, number), Some((1, 2)), blocked, frames);
+            }
+            if numbers.below(3) == 0 {
+                // It was short: nobody asks for it.
+                continue;
+            }
+            let length = ticks * MS + blocked;
+            let told = EndedTurn { waited: blocked, ..turn(tid, number, length) };
+            let blocker = Blocker::new(4242, told, true, &gathered.take(tid, number));
+            assert_eq!(blocker.samples, ticks + u64::from(blocked != 0), "seed {seed}");
+            let Some(blame) = &blocker.blame else {
+                assert_eq!(length, 0);
+                continue;
+            };
+            assert_eq!((blame.line, blame.function.to_string()), (Some(line), "busy@app.lua:1".to_owned()));
+            assert_eq!(blocker.parts(), [ticks * MS, blocked, 0]);
+            let reasons = if blocked == 0 { vec![] } else { vec![("pipe".to_owned(), blocked)] };
+            assert_eq!(blocker.reasons, reasons);
+            let expected = if blocked >= ticks * MS { BlockerKind::Blocked } else { BlockerKind::Cpu };
+            assert_eq!(blocker.kind(), expected);
+            if blocked > ticks * MS {
+                assert_eq!(blame.call.as_deref(), Some("io.open"));
+            }
+            if blocked < ticks * MS {
+                assert_eq!(blame.call, None);
+            }
+        }
+        assert_eq!(gathered.lost, 0);
+    }
+}
+
+#[test]
+fn the_entry_that_took_most_is_to_blame() {
+    for seed in 0..50 {
+        let mut numbers = Numbers(seed);
+        let mut samples = TurnSamples::default();
+        let entries = 1 + numbers.below(8);
+        let culprit = numbers.below(entries);
+        let mut others = 0;
+        for entry in 0..entries {
+            let ticks = if entry == culprit { 40 } else { 1 + numbers.below(3) };
+            others += if entry == culprit { 0 } else { ticks };
+            for _ in 0..ticks {
+                // All are in the same function of the framework.
+                let frames = vec![lua(&format!("handler{entry}"), entry as u32), lua("serve", 5)];
+                samples.add(Some((0x1000 + entry, 0x7f00)), MS, frames);
+            }
+        }
+        let blocker = Blocker::new(1, turn(1, 1, (40 + others) * MS), true, &samples);
+        assert_eq!(blocker.entries as u64, entries);
+        assert!((blocker.longest_entry - 40.0 / (40 + others) as f64).abs() < 1e-9);
+        assert_eq!(blocker.blame.unwrap().function.to_string(), format!("handler{culprit}@app.lua:1"));
+    }
+}
+
+#[test]
+fn many_short_entries_are_said_to_be_many() {
+    let mut samples = TurnSamples::default();
+    for entry in 0..31 {
+        samples.add(Some((entry, 0x7f00)), MS, vec![lua("handler", 1 + entry as u32 % 3), lua("serve", 5)]);
+    }
+    let blocker = Blocker::new(1, turn(1, 1, 31 * MS), true, &samples);
+    assert!(blocker.is_of_many());
+    assert_eq!(blocker.entries, 31);
+    assert_eq!(blocker.blame.unwrap().function.to_string(), "handler@app.lua:1");
+}
+
+#[test]
+fn what_is_spread_over_lines_is_its_functions() {
+    let stack = |line| vec![lua("leaf", line), lua("work", 20), lua("main", 3)];
+    let stacks: Vec<_> = (1..=9).map(stack).collect();
+    let weighed: Vec<Weighed<'_>> = stacks.iter().map(|frames| (MS, &frames[..])).collect();
+    let found = blame(&weighed).unwrap();
+    assert_eq!((found.function.to_string(), found.line), ("leaf@app.lua:1".to_owned(), Some(1)));
+    // Leaves that each have little are their caller's.
+    let leaf = |index: u32| vec![lua(&format!("leaf{index}"), 1), lua("work", 20), lua("main", 3)];
+    let stacks: Vec<_> = (1..=9).map(leaf).collect();
+    let weighed: Vec<Weighed<'_>> = stacks.iter().map(|frames| (MS, &frames[..])).collect();
+    let found = blame(&weighed).unwrap();
+    assert_eq!((found.function.to_string(), found.line), ("work@app.lua:1".to_owned(), Some(20)));
+}
+
+#[test]
+fn native_turns_are_blamed_on_native_functions() {
+    let frames = [c("usleep"), c("handle"), c("main")];
+    let found = blame(&[(MS, &frames[..])]).unwrap();
+    assert_eq!((found.function.to_string(), found.line), ("usleep".to_owned(), None));
+    assert_eq!(blame(&[]), None);
+}
+
+#[test]
+fn names_are_looked_up_in_dns() {
+    let frames =
+        [Frame::wait(Some("poll"), "").into(), c("poll"), c("getaddrinfo"), c("lookup"), lua("connect", 9), lua("main", 1)];
+    assert_eq!(blame(&[(MS, &frames[..])]).unwrap().call.as_deref(), Some("getaddrinfo"));
+}
+
+#[test]
+fn late_samples_are_in_no_later_turn() {
+    let mut gathered = Gathered::default();
+    gathered.add((1, 5), None, MS, vec![c("a")]);
+    gathered.add((1, 4), None, MS, vec![c("b")]);
+    assert_eq!(gathered.lost, 1);
+    assert_eq!((gathered.take(1, 4).count(), gathered.take(1, 5).count(), gathered.take(1, 5).count()), (0, 1, 0));
+}
+
+#[test]
+fn what_is_kept_is_bounded() {
+    let mut samples = TurnSamples::default();
+    for line in 0..2 * MAX_STACKS as u32 {
+        samples.add(None, MS, vec![lua("f", line)]);
+    }
+    assert_eq!((samples.stacks().len(), samples.beyond()), (MAX_STACKS, MAX_STACKS as u64 * MS));
+    let mut gathered = Gathered::default();
+    for tid in 0..2 * MAX_TURNS as u32 {
+        gathered.add((tid, 1), None, MS, vec![c("a")]);
+    }
+    assert_eq!(gathered.lost, MAX_TURNS as u64);
+    let mut longest = Longest::new(20);
+    let mut numbers = Numbers(1);
+    let mut lengths: Vec<u64> = (0..100).map(|_| numbers.below(1000) * MS).collect();
+    for length in &lengths {
+        longest.add(Blocker::new(1, turn(1, 1, *length), true, &TurnSamples::default()));
+    }
+    lengths.sort_unstable_by_key(|length| std::cmp::Reverse(*length));
+    assert_eq!(longest.all().iter().map(|kept| kept.turn.length()).collect::<Vec<_>>(), lengths[..20]);
+}

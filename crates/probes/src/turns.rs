@@ -1,0 +1,181 @@
+//! Turns of event loops: the programs at waits for events, attached once for all processes that share them.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use aya::maps::{Array, HashMap};
+use aya::programs::fentry::FEntryLink;
+use aya::programs::fexit::FExitLink;
+use aya::programs::{FEntry, FExit};
+use aya::{Btf, Ebpf};
+use lj_trace_common::off_cpu::{OffCpuProcess, OffCpuThread};
+use lj_trace_common::turn::{EndedTurn, LOOP_WAITS, LoopWait, TURN_ENDED, TurnLengths};
+use lj_trace_process::Process;
+
+use super::arch::SYSTEM_CALL;
+use super::error::ProbeError;
+use super::off_cpu::{forget_process, forget_threads};
+use super::programs::Programs;
+use super::set::{Set, lock, map_mut};
+
+/// Which turns are told, and what is taken of them. Times are in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TurnLimits {
+    /// Turns that are not shorter.
+    pub over: u64,
+    /// Samples and waits are taken once a turn has lasted for so long.
+    pub after: u64,
+    /// Of waits that are shorter than this, some.
+    pub wait: u64,
+}
+
+impl TurnLimits {
+    /// Those of turns that are not shorter than `over` nanoseconds.
+    pub fn over(over: u64) -> Self {
+        const LEAST: u64 = 1_000_000;
+        Self { over: over.max(1), after: (over / 4).max(LEAST), wait: LEAST }
+    }
+}
+
+/// What is attached.
+pub(super) enum LoopLink {
+    /// To the beginning of a system call.
+    #[expect(dead_code, reason = "it is only held")]
+    Begin(FEntryLink),
+    /// To its end.
+    #[expect(dead_code, reason = "it is only held")]
+    End(FExitLink),
+}
+
+/// A process whose turns are looked at, as long as this lives.
+pub struct Turns {
+    set: Arc<Set>,
+    pid: u32,
+    number: u32,
+    limits: TurnLimits,
+}
+
+impl Turns {
+    /// Prepares to look at the turns of `process`: [`begin`](Self::begin) starts it. Ticks count only in turns from now on.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] by the kernel: it has no types of its own (BTF), or none of the system calls.
+    pub fn attach(programs: &mut Programs, process: &Process, limits: TurnLimits) -> Result<Self, ProbeError> {
+        let after = u32::try_from(limits.after / 1000).unwrap_or(u32::MAX).max(1);
+        programs.change_config(|config| config.turn_after = after).map_err(ProbeError::sort)?;
+        let (set, number) = programs.set();
+        attach_once(&set).map_err(ProbeError::sort)?;
+        let own = Self { set, pid: process.pid(), number, limits };
+        own.clear().map_err(ProbeError::sort)?;
+        Ok(own)
+    }
+
+    /// Begins, at `now` in nanoseconds of `CLOCK_MONOTONIC`: a turn counts from the first return of a wait for events on.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if the kernel does not take it.
+    pub fn begin(&self, now: u64) -> Result<(), ProbeError> {
+        let TurnLimits { over, after, wait } = self.limits;
+        let process = OffCpuProcess {
+            began: now,
+            threshold: wait,
+            over,
+            turn_after: after,
+            number: self.number,
+            reserved: 0,
+        };
+        let mut ebpf = self.set.ebpf();
+        let insert = |ebpf: &mut Ebpf| {
+            let mut map = HashMap::<_, u32, OffCpuProcess>::try_from(map_mut(ebpf, "OFF_CPU_PROCESSES")?)?;
+            anyhow::Ok(map.insert(&self.pid, &process, 0)?)
+        };
+        insert(&mut ebpf).map_err(ProbeError::sort)
+    }
+
+    /// How long the turns were that have ended so far.
+    pub fn lengths(&self) -> TurnLengths {
+        let mut ebpf = self.set.ebpf();
+        let read = |ebpf: &mut Ebpf| {
+            let map = Array::<_, TurnLengths>::try_from(map_mut(ebpf, "TURN_LENGTHS")?)?;
+            anyhow::Ok(map.get(&self.number, 0)?)
+        };
+        read(&mut ebpf).unwrap_or(TurnLengths::EMPTY)
+    }
+
+    /// The turns that have not ended at `now`, and are too long already.
+    pub fn under_way(&self, now: u64) -> Vec<EndedTurn> {
+        let mut ebpf = self.set.ebpf();
+        let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return Vec::new() };
+        let Ok(map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return Vec::new() };
+        let of = |entry: Result<(u32, OffCpuThread), _>| {
+            let (tid, of) = entry.ok().filter(|(_, of)| of.process == self.number && of.turn_began != 0)?;
+            // It may be off the CPU, since it began to wait.
+            let waits = if of.since > of.turn_began { now.saturating_sub(of.since) } else { 0 };
+            Some(EndedTurn {
+                mark: TURN_ENDED,
+                number: of.turn,
+                began: of.turn_began,
+                ended: now,
+                waited: of.turn_waited + waits,
+                preempted: of.turn_preempted,
+                tid,
+                process: self.number,
+            })
+        };
+        map.iter().filter_map(of).filter(|turn| turn.length() >= self.limits.over).collect()
+    }
+
+    /// Another process may have had the number.
+    fn clear(&self) -> anyhow::Result<()> {
+        let mut ebpf = self.set.ebpf();
+        let mut map = Array::<_, TurnLengths>::try_from(map_mut(&mut ebpf, "TURN_LENGTHS")?)?;
+        Ok(map.set(self.number, &TurnLengths::EMPTY, 0)?)
+    }
+}
+
+impl Drop for Turns {
+    fn drop(&mut self) {
+        forget_process(&self.set, self.pid);
+        forget_threads(&self.set, self.number);
+    }
+}
+
+/// Attaches the programs, unless they are.
+fn attach_once(set: &Set) -> anyhow::Result<()> {
+    let mut links = lock(&set.loop_links);
+    if !links.is_empty() {
+        return Ok(());
+    }
+    let types = Btf::from_sys_fs().context("the kernel's types")?;
+    let mut ebpf = set.ebpf();
+    let mut refused = None;
+    for LoopWait { call, begins, ends } in LOOP_WAITS {
+        let function = format!("{SYSTEM_CALL}{call}");
+        // An end without a beginning is ignored.
+        match attach_end(&mut ebpf, ends, &function, &types)
+            .and_then(|end| Ok([end, attach_begin(&mut ebpf, begins, &function, &types)?]))
+        {
+            Ok(both) => links.extend(both),
+            // Newer ones are missing in older kernels.
+            Err(error) => refused = Some(error.context(function)),
+        }
+    }
+    match refused {
+        Some(error) if links.is_empty() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn attach_begin(ebpf: &mut Ebpf, name: &str, function: &str, types: &Btf) -> anyhow::Result<LoopLink> {
+    let program: &mut FEntry = ebpf.program_mut(name).with_context(|| format!("no {name}"))?.try_into()?;
+    program.load(function, types)?;
+    let link = program.attach()?;
+    Ok(LoopLink::Begin(program.take_link(link)?))
+}
+
+fn attach_end(ebpf: &mut Ebpf, name: &str, function: &str, types: &Btf) -> anyhow::Result<LoopLink> {
+    let program: &mut FExit = ebpf.program_mut(name).with_context(|| format!("no {name}"))?.try_into()?;
+    program.load(function, types)?;
+    let link = program.attach()?;
+    Ok(LoopLink::End(program.take_link(link)?))
+}
