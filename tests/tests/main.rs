@@ -7,6 +7,7 @@ mod alloc_stacks;
 mod attaching;
 mod bad_input;
 mod big_streams;
+mod blockers;
 mod children;
 mod comparing;
 mod containers;

@@ -3,6 +3,7 @@
 //! copied, what looks at coroutines cost, and what an agent costs a host.
 
 mod accuracy;
+mod blockers;
 mod bounded;
 mod busy_loops;
 mod consistency;
@@ -20,6 +21,7 @@ mod table;
 mod waits;
 mod work;
 
+pub use blockers::{BlockersCost, blockers, measure_blockers};
 pub use bounded::{Plan, WORKLOADS, bounded};
 pub use heap::heap;
 pub use host_memory::host_memory;

@@ -1,12 +1,12 @@
 //! Benchmarks with the support of the tests: `bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS
-//! PROGRAMS`, `bench sampler ROUNDS RATES WORKLOADS PROGRAM`, `bench switches ROUNDS RATES EVENTS PROGRAM`, `bench offcpu ROUNDS PROGRAM`, `bench waits COROUTINES SECONDS PROGRAM`, `bench heap
+//! PROGRAMS`, `bench sampler ROUNDS RATES WORKLOADS PROGRAM`, `bench switches ROUNDS RATES EVENTS PROGRAM`, `bench offcpu ROUNDS PROGRAM`, `bench blockers SECONDS`, `bench waits COROUTINES SECONDS PROGRAM`, `bench heap
 //! MILLISECONDS PROGRAMS`, where lists are separated by commas, `bench leak SECONDS ROUNDS`, `bench host PROCESSES
 //! PAUSE SECONDS`, `bench host-memory PROCESSES SECONDS BUDGET` and `bench short-lived RATE MILLISECONDS SECONDS`. `cargo xtask bench` runs them.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use lj_trace_tests::benches::{Plan, bounded, heap, host, host_memory, leak, off_cpu, sampler, switches, waits};
+use lj_trace_tests::benches::{Plan, blockers, bounded, heap, host, host_memory, leak, off_cpu, sampler, switches, waits};
 use lj_trace_tests::programs::{ALL, Program};
 
 fn main() -> Result<()> {
@@ -36,6 +36,7 @@ fn main() -> Result<()> {
             let program = program(name)?.with_context(|| format!("this system does not have {name}"))?;
             off_cpu(rounds.parse()?, &program)
         }
+        ["blockers", seconds] => blockers(seconds.parse()?)?.context("this system does not have nginx and wrk"),
         ["heap", deadlines, programs] => {
             let deadlines: Result<Vec<u64>, _> = deadlines.split(',').map(str::parse).collect();
             let deadlines: Vec<_> = deadlines?.into_iter().map(Duration::from_millis).collect();
@@ -57,7 +58,7 @@ fn main() -> Result<()> {
         }
         _ => bail!(
             "usage: bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES WORKLOADS PROGRAM \
-             | switches ROUNDS RATES EVENTS PROGRAM | offcpu ROUNDS PROGRAM | waits COROUTINES SECONDS PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS \
+             | switches ROUNDS RATES EVENTS PROGRAM | offcpu ROUNDS PROGRAM | blockers SECONDS | waits COROUTINES SECONDS PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS \
              | host PROCESSES PAUSE SECONDS | host-memory PROCESSES SECONDS BUDGET | short-lived RATE MILLISECONDS SECONDS"
         ),
     }

@@ -24,6 +24,8 @@ enum What {
     Switches(supported::Switches),
     /// Time off the CPU of a program with 200 thousand context switches a second, and what it costs all others
     Offcpu(supported::OffCpu),
+    /// What has blocked the event loop of nginx under load from wrk: what that costs
+    Blockers(supported::Blockers),
     /// The allocation probes, beside empty ones, bpftrace and no profiler
     Memprof(memprof::Options),
     /// Memory profiles with `--overhead 5%`: their errors against the truth, and what they cost
@@ -49,6 +51,7 @@ pub fn bench(options: &Options) -> Result<()> {
         What::Sampler(options) => supported::sampler(options),
         What::Switches(options) => supported::switches(options),
         What::Offcpu(options) => supported::off_cpu(options),
+        What::Blockers(options) => supported::blockers(options),
         What::Memprof(options) => memprof::bench(options),
         What::Bounded(options) => supported::bounded(options),
         What::Heap(options) => supported::heap(options),

@@ -95,6 +95,17 @@ pub struct OffCpu {
     binary: Option<PathBuf>,
 }
 
+/// Options of `cargo xtask bench blockers`.
+#[derive(clap::Args)]
+pub struct Blockers {
+    /// For how long it is measured
+    #[arg(long, default_value_t = 20)]
+    seconds: u32,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
 /// Options of `cargo xtask bench leak`.
 #[derive(clap::Args)]
 pub struct Leak {
@@ -250,6 +261,11 @@ pub fn switches(options: &Switches) -> Result<()> {
 pub fn off_cpu(options: &OffCpu) -> Result<()> {
     let OffCpu { rounds, program, binary } = options;
     bench("offcpu", &[rounds.to_string(), program.clone()], binary.clone())
+}
+
+/// Measures what it costs nginx that its event loop is looked at.
+pub fn blockers(options: &Blockers) -> Result<()> {
+    bench("blockers", &[options.seconds.to_string()], options.binary.clone())
 }
 
 /// Measures what clients of a server feel while its leak is looked for.

@@ -1,0 +1,121 @@
+-- Ways to block an event loop, each a function of its own, which says for how long it did by its own clock.
+--
+-- A function takes a number of milliseconds, and returns when it began and ended (nanoseconds of CLOCK_REALTIME, as text), the
+-- CPU time that the thread used meanwhile (milliseconds), and the line that blocks, or 0 if there are several.
+
+local ffi = require("ffi")
+pcall(ffi.cdef, "struct blocking_time { long seconds, nanoseconds; }; int clock_gettime(int, struct blocking_time *);")
+local time = ffi.new("struct blocking_time")
+
+local function clock(number)
+  ffi.C.clock_gettime(number, time)
+  return time.seconds * 1000000000LL + time.nanoseconds
+end
+local REALTIME, THREAD_CPU = 0, 3
+
+local function text(nanoseconds)
+  return (tostring(nanoseconds):gsub("LL$", ""))
+end
+
+local function until_then(milliseconds, work)
+  local finish = clock(REALTIME) + math.floor(milliseconds * 1000000)
+  local sum = 0
+  while clock(REALTIME) < finish do
+    sum = sum + work()
+  end
+  return sum
+end
+
+local function some_work()
+  local sum = 0
+  for index = 1, 2000 do
+    sum = sum + index % 7
+  end
+  return sum
+end
+
+local function collect_some()
+  local all = {}
+  for index = 1, 300 do
+    all[index] = { index }
+  end
+  collectgarbage()
+  return #all
+end
+
+local subject = ("a"):rep(24)
+local function match_some()
+  return subject:find("a?a?a?a?a?a?a?a?a?a?aaaaaaaaaaaaaaaaaaaaaaaaab") or 0
+end
+
+local line = function()
+  return debug.getinfo(2, "l").currentline
+end
+
+local ways = {}
+
+function ways.computing(ms)
+  return until_then(ms, some_work), 0
+end
+
+function ways.collecting(ms)
+  return until_then(ms, collect_some), 0
+end
+
+function ways.matching(ms)
+  return until_then(ms, match_some), 0
+end
+
+function ways.executing(ms)
+  local at = line() + 1
+  os.execute(("sleep %.4f"):format(ms / 1000))
+  return 0, at
+end
+
+function ways.opening(ms)
+  local name = os.tmpname()
+  os.remove(name)
+  local began, executes = clock(REALTIME), line() + 1
+  os.execute(("mkfifo %s; (sleep %.4f; echo x > %s) &"):format(name, ms / 1000, name))
+  local made, opens = clock(REALTIME), line() + 1
+  local file = io.open(name)
+  local opened = clock(REALTIME)
+  file:close()
+  os.remove(name)
+  -- On a busy machine it takes long to start a program.
+  return 0, opened - made > made - began and opens or executes
+end
+
+function ways.reading(ms)
+  local pipe = io.popen(("sleep %.4f; echo x"):format(ms / 1000))
+  local at = line() + 1
+  local read = pipe:read()
+  pipe:close()
+  return read, at
+end
+
+local module = { names = { "computing", "collecting", "matching", "executing", "opening", "reading" }, text = text }
+
+function module.now()
+  return clock(REALTIME)
+end
+
+function module.cpu()
+  return clock(THREAD_CPU)
+end
+
+for name, way in pairs(ways) do
+  module[name] = function(ms)
+    local cpu, began = clock(THREAD_CPU), clock(REALTIME)
+    local _, at = way(ms or tonumber(ngx.var.arg_ms))
+    local ended = clock(REALTIME)
+    local used = tonumber(clock(THREAD_CPU) - cpu) / 1e6
+    return ("%s %s %s %.3f %d"):format(name, text(began), text(ended), used, at)
+  end
+end
+
+function module.fast()
+  return "fast"
+end
+
+return module
