@@ -82,7 +82,10 @@ fn assert_is(told: &Told, planted: &Planted) {
     let Told { json, .. } = told;
     let function = json["function"].as_str().unwrap_or_default();
     let stack = json["stack"].to_string();
-    assert!(function.starts_with(&planted.way) || stack.contains(&format!("\"{}@blocking.lua", planted.way)), "{planted:?}: {json}");
+    assert!(
+        function.starts_with(&planted.way) || stack.contains(&format!("\"{}@blocking.lua", planted.way)),
+        "{planted:?}: {json}"
+    );
     let parts = ["cpu_ms", "blocked_ms", "preempted_ms"].map(|part| told.milliseconds(part));
     assert!((parts.iter().sum::<f64>() - told.length).abs() < 0.01, "{json}");
     if planted.line == 0 {
@@ -144,7 +147,10 @@ fn long_turns_of_a_loop_are_told_and_no_others() -> Result<()> {
             assert_eq!(own.len(), 1, "{mechanism}: {planted:?} in {told:#?}");
             assert!((own[0].length - planted.length()).abs() < APART, "{mechanism}: {planted:?}: {own:?}");
             // The clocks of the kernel and of the program are read at different moments.
-            assert!((own[0].milliseconds("cpu_ms") - planted.cpu).abs() < 0.2 * planted.length(), "{planted:?} {own:?}");
+            assert!(
+                (own[0].milliseconds("cpu_ms") - planted.cpu).abs() < 0.2 * planted.length(),
+                "{planted:?} {own:?}"
+            );
             if planted.way != "none" {
                 assert_is(own[0], planted);
                 let is_waiting = ["executing", "opening", "reading"].contains(&&*planted.way);
@@ -158,9 +164,13 @@ fn long_turns_of_a_loop_are_told_and_no_others() -> Result<()> {
         for told in &told {
             // The program does not count how long it takes to wait for its input and to answer.
             let is_own = planted.iter().any(|planted| told.has(planted) && planted.length() > OVER - 1.0);
-            let is_outside = planted.iter().all(|planted| told.began > planted.ended || told.began + told.length < planted.began);
+            let is_outside =
+                planted.iter().all(|planted| told.began > planted.ended || told.began + told.length < planted.began);
             let last = planted.iter().map(|planted| planted.ended).fold(0.0, f64::max);
-            assert!(is_own || is_outside && told.began + told.length > last, "{mechanism}: invented {told:?} of {planted:#?}");
+            assert!(
+                is_own || is_outside && told.began + told.length > last,
+                "{mechanism}: invented {told:?} of {planted:#?}"
+            );
         }
     }
     Ok(())

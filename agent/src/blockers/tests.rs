@@ -46,7 +46,12 @@ fn a_report_says_what_it_was() {
     lengths.turns[step_of(20_000)] = 80;
     lengths.time = 32 * MS;
     let text = report(&watch(), lengths).to_string();
-    for words in ["81 turns", "1 lasted for 20.0 ms or longer", "blocked: child process", "handle (app.lua:15) waits in os.execute"] {
+    for words in [
+        "81 turns",
+        "1 lasted for 20.0 ms or longer",
+        "blocked: child process",
+        "handle (app.lua:15) waits in os.execute",
+    ] {
         assert!(text.contains(words), "no {words:?} in {text}");
     }
     assert!(text.contains(&"#".repeat(40)) && text.contains("LOST        3 samples"), "{text}");

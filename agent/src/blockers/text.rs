@@ -14,8 +14,8 @@ use super::{BlockersReport, ProcessTurns, time_of_day};
 /// So many callers of a function are shown.
 const CALLERS: usize = 3;
 
-/// Samples of an entry that is said to be long, at least: below, chance decides.
-const SHORT: f64 = 0.5;
+/// An entry with this share of a turn is as good as all of it.
+const ALL: f64 = 0.95;
 
 impl fmt::Display for BlockersReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,7 +23,10 @@ impl fmt::Display for BlockersReport {
             self.write_process(f, process)?;
         }
         if let Some(why) = &self.unmeasured {
-            writeln!(f, "\nNot measured: time off the CPU, which is what ticks did not hit, and has no reasons: {why}")?;
+            writeln!(
+                f,
+                "\nNot measured: time off the CPU, which is what ticks did not hit, and has no reasons: {why}"
+            )?;
         }
         let longest = self.longest();
         if !longest.is_empty() {
@@ -80,7 +83,12 @@ impl BlockersReport {
     fn write_cost(&self, f: &mut fmt::Formatter<'_>, process: &ProcessTurns) -> fmt::Result {
         let (samples, ticks) = process.sampling;
         let share = process.cost() / self.duration.as_secs_f64().max(1e-9) * 100.0;
-        write!(f, "cost        {share:.2}% of a CPU: samples {:.1} ms, about 1 us for each of {}", samples * 1e3, counted(ticks, "tick"))?;
+        write!(
+            f,
+            "cost        {share:.2}% of a CPU: samples {:.1} ms, about 1 us for each of {}",
+            samples * 1e3,
+            counted(ticks, "tick")
+        )?;
         writeln!(f, " and half of one for each turn")?;
         for (reason, count) in &process.lost {
             writeln!(f, "LOST        {count} {reason}")?;
@@ -117,8 +125,8 @@ fn write_blocker(f: &mut fmt::Formatter<'_>, place: usize, blocker: &Blocker, na
     };
     if blocker.is_of_many() {
         let longest = blocker.longest_entry * length as f64;
-        write!(f, "{}, none over {}, most in ", counted(blocker.entries as u64, "entry of Lua").replace("entry of Luas", "entries of Lua"), milliseconds(longest as u64))?;
-    } else if blocker.entries > 1 && blocker.longest_entry < 1.0 - SHORT / 10.0 {
+        write!(f, "{} entries of Lua, none over {}, most in ", blocker.entries, milliseconds(longest as u64))?;
+    } else if blocker.entries > 1 && blocker.longest_entry < ALL {
         write!(f, "{:.0}% in one of {} entries of Lua, ", blocker.longest_entry * 100.0, blocker.entries)?;
     }
     if let Some(call) = &blame.call {

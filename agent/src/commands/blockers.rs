@@ -265,7 +265,8 @@ impl Blocked<'_> {
 
     /// Those that have exited end; others may have come.
     fn follow_processes(&mut self, children: Option<&NewChildren>) -> Result<(), CommandError> {
-        for target in children.map(|children| children.take(&self.options)).unwrap_or_default() {
+        let new: Vec<RecordTarget> = children.into_iter().flat_map(|children| children.take(&self.options)).collect();
+        for target in new {
             // One that cannot be attached to has mostly ended.
             if let Ok(mut new) = self.prepare(&target, self.running.len() + 1)
                 && new.recording.begin().is_ok()

@@ -76,14 +76,8 @@ impl Turns {
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn begin(&self, now: u64) -> Result<(), ProbeError> {
         let TurnLimits { over, after, wait } = self.limits;
-        let process = OffCpuProcess {
-            began: now,
-            threshold: wait,
-            over,
-            turn_after: after,
-            number: self.number,
-            reserved: 0,
-        };
+        let process =
+            OffCpuProcess { began: now, threshold: wait, over, turn_after: after, number: self.number, reserved: 0 };
         let mut ebpf = self.set.ebpf();
         let insert = |ebpf: &mut Ebpf| {
             let mut map = HashMap::<_, u32, OffCpuProcess>::try_from(map_mut(ebpf, "OFF_CPU_PROCESSES")?)?;

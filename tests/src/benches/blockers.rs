@@ -61,7 +61,8 @@ pub fn measure_blockers(seconds: u64) -> Result<Option<BlockersCost>> {
     tracer.wait_until_attached()?;
     sleep(SETTLING);
     let stats = Stats::enable()?;
-    let (programs, own, used, began) = (runs(tracer.pid())?, cpu_time(tracer.pid())?, cpu_time(worker)?, Instant::now());
+    let (programs, own, used, began) =
+        (runs(tracer.pid())?, cpu_time(tracer.pid())?, cpu_time(worker)?, Instant::now());
     sleep(Duration::from_secs(seconds));
     let mut cost = BlockersCost {
         seconds: began.elapsed().as_secs_f64(),

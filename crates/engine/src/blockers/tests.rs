@@ -142,8 +142,14 @@ fn native_turns_are_blamed_on_native_functions() {
 
 #[test]
 fn names_are_looked_up_in_dns() {
-    let frames =
-        [Frame::wait(Some("poll"), "").into(), c("poll"), c("getaddrinfo"), c("lookup"), lua("connect", 9), lua("main", 1)];
+    let frames = [
+        Frame::wait(Some("poll"), "").into(),
+        c("poll"),
+        c("getaddrinfo"),
+        c("lookup"),
+        lua("connect", 9),
+        lua("main", 1),
+    ];
     assert_eq!(blame(&[(MS, &frames[..])]).unwrap().call.as_deref(), Some("getaddrinfo"));
 }
 

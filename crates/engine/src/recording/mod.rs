@@ -300,7 +300,8 @@ impl Recording {
             let (rate, places) = (options.rate, options.testing.events);
             let sampler = wanted.cpu.then(|| Sampler::attach(&mut programs, process, rate, places)).transpose()?;
             let off_cpu = wanted.off_cpu.then(|| OffCpuRecording::attach(&mut programs, process, wanted.cpu));
-            let turns = options.turns.map(|limits| TurnsRecording::attach(&mut programs, process, limits)).transpose()?;
+            let turns =
+                options.turns.map(|limits| TurnsRecording::attach(&mut programs, process, limits)).transpose()?;
             Ok::<_, EngineError>(CpuRecording { sampler, off_cpu: off_cpu.transpose()?, turns, outputs })
         });
         let mut cpu = cpu.transpose()?;
