@@ -27,6 +27,17 @@ pub struct LoopWait {
     pub ends: &'static str,
 }
 
+/// Whether a system call waits for events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoopCall {
+    /// It does not.
+    None,
+    /// With epoll.
+    Epoll,
+    /// With poll or select.
+    Other,
+}
+
 /// A wait with poll or select that is called from so many bytes deeper on the stack than the thread's event loop waits is none
 /// of the loop's, but blocks it.
 pub const DEEPER: u64 = 512;

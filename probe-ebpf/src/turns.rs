@@ -12,11 +12,11 @@ use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{
     bpf_get_current_task_btf, bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_ringbuf_output, bpf_task_pt_regs,
 };
-use aya_ebpf::macros::{fentry, fexit};
-use aya_ebpf::programs::{FEntryContext, FExitContext};
+use aya_ebpf::macros::{btf_tracepoint, fentry, fexit};
+use aya_ebpf::programs::{BtfTracePointContext, FEntryContext, FExitContext};
 use lj_trace_common::event::SampleHeader;
 use lj_trace_common::off_cpu::{OffCpuProcess, OffCpuThread, WAS_PREEMPTED};
-use lj_trace_common::turn::{DEEPER, EndedTurn, LENGTHS, TURN_ENDED, step_of};
+use lj_trace_common::turn::{DEEPER, EndedTurn, LENGTHS, LoopCall, TURN_ENDED, step_of};
 
 use crate::arch;
 use crate::maps::{OFF_CPU_THREADS, SAMPLES, TURN_LENGTHS};
@@ -51,6 +51,22 @@ loop_waits! {
     ppoll_begins, ppoll_ends, false;
     select_begins, select_ends, false;
     pselect6_begins, pselect6_ends, false;
+}
+
+/// Any system call begins: where the kernel allows no programs at functions.
+#[btf_tracepoint(function = "sys_enter")]
+pub fn any_call_begins(context: BtfTracePointContext) -> i32 {
+    match arch::loop_wait(context.arg(1)) {
+        LoopCall::None => 0,
+        LoopCall::Epoll => wait_begins(true),
+        LoopCall::Other => wait_begins(false),
+    }
+}
+
+/// It has ended.
+#[btf_tracepoint(function = "sys_exit")]
+pub fn any_call_ends(_context: BtfTracePointContext) -> i32 {
+    wait_ends()
 }
 
 /// The current thread begins to wait for events: that ends its turn.

@@ -6,7 +6,8 @@ use anyhow::Context as _;
 use aya::maps::{Array, HashMap};
 use aya::programs::fentry::FEntryLink;
 use aya::programs::fexit::FExitLink;
-use aya::programs::{FEntry, FExit};
+use aya::programs::tp_btf::BtfTracePointLink;
+use aya::programs::{BtfTracePoint, FEntry, FExit};
 use aya::{Btf, Ebpf};
 use lj_trace_common::off_cpu::{OffCpuProcess, OffCpuThread};
 use lj_trace_common::turn::{EndedTurn, LOOP_WAITS, LoopWait, TURN_ENDED, TurnLengths};
@@ -45,6 +46,9 @@ pub(super) enum LoopLink {
     /// To its end.
     #[expect(dead_code, reason = "it is only held")]
     End(FExitLink),
+    /// To all system calls.
+    #[expect(dead_code, reason = "it is only held")]
+    All(BtfTracePointLink),
 }
 
 /// A process whose turns are looked at, as long as this lives.
@@ -134,7 +138,8 @@ impl Drop for Turns {
     }
 }
 
-/// Attaches the programs, unless they are.
+/// Attaches the programs, unless they are: at the functions of the system calls, or where the kernel allows none there, at the
+/// tracepoints of all system calls, which costs each of them something.
 fn attach_once(set: &Set) -> anyhow::Result<()> {
     let mut links = lock(&set.loop_links);
     if !links.is_empty() {
@@ -142,22 +147,26 @@ fn attach_once(set: &Set) -> anyhow::Result<()> {
     }
     let types = Btf::from_sys_fs().context("the kernel's types")?;
     let mut ebpf = set.ebpf();
-    let mut refused = None;
     for LoopWait { call, begins, ends } in LOOP_WAITS {
         let function = format!("{SYSTEM_CALL}{call}");
         // An end without a beginning is ignored.
-        match attach_end(&mut ebpf, ends, &function, &types)
-            .and_then(|end| Ok([end, attach_begin(&mut ebpf, begins, &function, &types)?]))
-        {
-            Ok(both) => links.extend(both),
-            // Newer ones are missing in older kernels.
-            Err(error) => refused = Some(error.context(function)),
-        }
+        let both = attach_end(&mut ebpf, ends, &function, &types)
+            .and_then(|end| Ok([end, attach_begin(&mut ebpf, begins, &function, &types)?]));
+        // Newer ones are missing in older kernels.
+        links.extend(both.into_iter().flatten());
     }
-    match refused {
-        Some(error) if links.is_empty() => Err(error),
-        _ => Ok(()),
+    if links.is_empty() {
+        links.push(attach_all(&mut ebpf, "any_call_ends", "sys_exit", &types)?);
+        links.push(attach_all(&mut ebpf, "any_call_begins", "sys_enter", &types)?);
     }
+    Ok(())
+}
+
+fn attach_all(ebpf: &mut Ebpf, name: &str, tracepoint: &str, types: &Btf) -> anyhow::Result<LoopLink> {
+    let program: &mut BtfTracePoint = ebpf.program_mut(name).with_context(|| format!("no {name}"))?.try_into()?;
+    program.load(tracepoint, types)?;
+    let link = program.attach()?;
+    Ok(LoopLink::All(program.take_link(link)?))
 }
 
 fn attach_begin(ebpf: &mut Ebpf, name: &str, function: &str, types: &Btf) -> anyhow::Result<LoopLink> {

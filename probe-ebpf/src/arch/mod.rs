@@ -10,6 +10,7 @@
 //! | `numbered` | the register of this number ([`reg`](lj_trace_common::arch::reg)), in which a probe finds an argument |
 //! | `kept` | those that functions hand back as they found them |
 //! | `return_slot` | where the return address lies that a return probe replaces |
+//! | `loop_wait` | whether the system call of this number waits for events |
 //! | `is_kernel` | whether registers are those of the kernel's own code |
 //!
 //! `REGISTERS` and the roles are in [`lj_trace_common::arch`]; `pt_regs` is the kernel's own, as `aya-ebpf` has it for the
@@ -23,5 +24,5 @@ pub use x86_64::*;
 #[cfg(feature = "traced-aarch64")]
 compile_error!(
     "the BPF programs do not support this processor yet. probe-ebpf/src/arch has to supply for it: registers, stack_pointer, \
-     program_counter, arguments, result, numbered, kept, return_slot, is_kernel. See docs/architectures.md"
+     program_counter, arguments, result, numbered, kept, return_slot, loop_wait, is_kernel. See docs/architectures.md"
 );

@@ -2,6 +2,7 @@
 
 use aya_ebpf::bindings::pt_regs;
 use lj_trace_common::event::SampledRegisters;
+use lj_trace_common::turn::LoopCall;
 
 /// The registers of a sample.
 #[inline(always)]
@@ -77,4 +78,16 @@ pub const fn return_slot(r: &pt_regs) -> u64 {
 #[inline(always)]
 pub const fn is_kernel(r: &pt_regs) -> bool {
     r.cs & 3 == 0
+}
+
+/// Whether the system call of this number waits for events (arch/x86/entry/syscalls/syscall_64.tbl).
+#[inline(always)]
+pub const fn loop_wait(number: u64) -> LoopCall {
+    match number {
+        // epoll_wait, epoll_pwait, epoll_pwait2
+        232 | 281 | 441 => LoopCall::Epoll,
+        // poll, select, pselect6, ppoll
+        7 | 23 | 270 | 271 => LoopCall::Other,
+        _ => LoopCall::None,
+    }
 }
