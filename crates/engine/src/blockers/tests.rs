@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use super::blame::Weighed;
 use super::*;
 
 /// Numbers that look random, the same each time.
