@@ -26,6 +26,13 @@ pub const TASK_STOPPED: u32 = 4 | 8;
 /// In the place of a thread's state: it was preempted within the kernel, whatever it was about to do.
 pub const WAS_PREEMPTED: u32 = 1 << 31;
 
+/// A thread is in no wait of its event loop.
+pub const NO_LOOP_WAIT: u32 = 0;
+/// It is in one.
+pub const IN_LOOP_WAIT: u32 = 1;
+/// The last one was interrupted, and goes on if no handler is called.
+pub const LOOP_WAIT_INTERRUPTED: u32 = 2;
+
 /// What the kernel keeps within an entry for work that a thread does before it returns to its program. It knows the type by its
 /// name and its size.
 #[allow(non_camel_case_types, reason = "the kernel knows it by its name")]
@@ -76,8 +83,8 @@ pub struct OffCpuThread {
     pub loop_stack: u64,
     /// Whether it waits for events with epoll, so that nothing else is its event loop.
     pub uses_epoll: u32,
-    /// Whether it is in a wait of its event loop.
-    pub is_in_loop_wait: u32,
+    /// Whether it is in a wait of its event loop: [`NO_LOOP_WAIT`], [`IN_LOOP_WAIT`] or [`LOOP_WAIT_INTERRUPTED`].
+    pub loop_wait: u32,
     /// The kernel's frames, innermost first.
     pub kernel: [u64; MAX_WAIT_STACK],
 }
@@ -103,7 +110,7 @@ impl OffCpuThread {
         turn_preempted: 0,
         loop_stack: 0,
         uses_epoll: 0,
-        is_in_loop_wait: 0,
+        loop_wait: NO_LOOP_WAIT,
         kernel: [0; MAX_WAIT_STACK],
     };
 }

@@ -6,7 +6,7 @@ use crate::memory::Pod;
 pub const TURN_ENDED: u64 = u64::MAX - 1;
 
 /// System calls that wait for events: each with the programs at its beginning and its end.
-pub const LOOP_WAITS: [LoopWait; 7] = [
+pub const LOOP_WAITS: [LoopWait; 8] = [
     LoopWait { call: "epoll_wait", begins: "epoll_wait_begins", ends: "epoll_wait_ends" },
     LoopWait { call: "epoll_pwait", begins: "epoll_pwait_begins", ends: "epoll_pwait_ends" },
     LoopWait { call: "epoll_pwait2", begins: "epoll_pwait2_begins", ends: "epoll_pwait2_ends" },
@@ -14,6 +14,8 @@ pub const LOOP_WAITS: [LoopWait; 7] = [
     LoopWait { call: "ppoll", begins: "ppoll_begins", ends: "ppoll_ends" },
     LoopWait { call: "select", begins: "select_begins", ends: "select_ends" },
     LoopWait { call: "pselect6", begins: "pselect6_begins", ends: "pselect6_ends" },
+    // A poll that a signal without a handler has interrupted goes on so: SIGSTOP, a frozen container.
+    LoopWait { call: "restart_syscall", begins: "restart_syscall_begins", ends: "restart_syscall_ends" },
 ];
 
 /// A system call that waits for events.
@@ -36,6 +38,8 @@ pub enum LoopCall {
     Epoll,
     /// With poll or select.
     Other,
+    /// It goes on with one that was interrupted, whichever that was.
+    Restart,
 }
 
 /// A wait with poll or select that is called from so many bytes deeper on the stack than the thread's event loop waits is none
@@ -62,6 +66,10 @@ pub struct EndedTurn {
     pub tid: u32,
     /// The number of the process among those that are recorded.
     pub process: u32,
+    /// 1 if it ended since its thread did: by itself, or killed.
+    pub exited: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
 }
 
 impl EndedTurn {
@@ -124,7 +132,7 @@ unsafe impl Pod for EndedTurn {}
 unsafe impl Pod for TurnLengths {}
 
 const _: () = {
-    assert!(size_of::<EndedTurn>() == 6 * 8 + 2 * 4);
+    assert!(size_of::<EndedTurn>() == 6 * 8 + 4 * 4);
     assert!(size_of::<TurnLengths>() == (2 + LENGTHS) * 8);
 };
 

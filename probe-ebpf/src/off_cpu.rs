@@ -82,7 +82,7 @@ fn leave(process: &OffCpuProcess, thread: u32, state: u32, now: u64) {
 
 /// A thread has ended: its sums are those of the process from now on.
 #[inline(never)]
-fn forget(process: u32, thread: u32) -> u32 {
+pub fn forget(process: u32, thread: u32) -> u32 {
     // One that was never seen is not there.
     let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread) else { return 0 };
     // SAFETY: as in `leave`.

@@ -15,28 +15,35 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::macros::{btf_tracepoint, fentry, fexit};
 use aya_ebpf::programs::{BtfTracePointContext, FEntryContext, FExitContext};
 use lj_trace_common::event::SampleHeader;
-use lj_trace_common::off_cpu::{OffCpuProcess, OffCpuThread, WAS_PREEMPTED};
+use lj_trace_common::off_cpu::{
+    IN_LOOP_WAIT, LOOP_WAIT_INTERRUPTED, NO_LOOP_WAIT, OffCpuProcess, OffCpuThread, WAS_PREEMPTED,
+};
 use lj_trace_common::turn::{DEEPER, EndedTurn, LENGTHS, LoopCall, TURN_ENDED, step_of};
 
 use crate::arch;
 use crate::maps::{OFF_CPU_THREADS, SAMPLES, TURN_LENGTHS};
-use crate::off_cpu::{known, make};
+use crate::off_cpu::{forget, known, make};
 use crate::scratch::PAYLOAD;
 use crate::wakeup;
 
+/// What a system call returns within the kernel that `restart_syscall` may go on with (`-ERESTART_RESTARTBLOCK`,
+/// linux/errno.h).
+const RESTARTS: i64 = -516;
+
 macro_rules! loop_waits {
-    ($($begins:ident, $ends:ident, $is_epoll:literal;)*) => {
+    ($($begins:ident, $ends:ident, $call:expr;)*) => {
         $(
             /// A wait for events begins.
             #[fentry]
             pub fn $begins(_context: FEntryContext) -> i32 {
-                wait_begins($is_epoll)
+                call_begins($call)
             }
 
             /// It has ended.
             #[fexit]
-            pub fn $ends(_context: FExitContext) -> i32 {
-                wait_ends()
+            pub fn $ends(context: FExitContext) -> i32 {
+                // Behind its only argument.
+                wait_ends(context.arg(1))
             }
         )*
     };
@@ -44,29 +51,58 @@ macro_rules! loop_waits {
 
 // Their names are in `lj_trace_common::turn::LOOP_WAITS`.
 loop_waits! {
-    epoll_wait_begins, epoll_wait_ends, true;
-    epoll_pwait_begins, epoll_pwait_ends, true;
-    epoll_pwait2_begins, epoll_pwait2_ends, true;
-    poll_begins, poll_ends, false;
-    ppoll_begins, ppoll_ends, false;
-    select_begins, select_ends, false;
-    pselect6_begins, pselect6_ends, false;
+    epoll_wait_begins, epoll_wait_ends, LoopCall::Epoll;
+    epoll_pwait_begins, epoll_pwait_ends, LoopCall::Epoll;
+    epoll_pwait2_begins, epoll_pwait2_ends, LoopCall::Epoll;
+    poll_begins, poll_ends, LoopCall::Other;
+    ppoll_begins, ppoll_ends, LoopCall::Other;
+    select_begins, select_ends, LoopCall::Other;
+    pselect6_begins, pselect6_ends, LoopCall::Other;
+    restart_syscall_begins, restart_syscall_ends, LoopCall::Restart;
 }
 
 /// Any system call begins: where the kernel allows no programs at functions.
 #[btf_tracepoint(function = "sys_enter")]
 pub fn any_call_begins(context: BtfTracePointContext) -> i32 {
-    match arch::loop_wait(context.arg(1)) {
+    call_begins(arch::loop_wait(context.arg(1)))
+}
+
+/// It has ended. Most are none that wait for events: these cost a look at their number.
+#[btf_tracepoint(function = "sys_exit")]
+pub fn any_call_ends(context: BtfTracePointContext) -> i32 {
+    let registers: *const pt_regs = context.arg(0);
+    // SAFETY: the kernel passes the registers of the current thread, and checks what is read of them.
+    if arch::loop_wait(arch::call_number(unsafe { &*registers })) == LoopCall::None {
+        return 0;
+    }
+    wait_ends(context.arg(1))
+}
+
+/// A thread ends, by itself or killed: its turn does, too.
+#[btf_tracepoint(function = "sched_process_exit")]
+pub fn thread_exits(_context: BtfTracePointContext) -> i32 {
+    let id = bpf_get_current_pid_tgid();
+    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&(id as u32)) else { return 0 };
+    let Some(process) = known((id >> 32) as u32) else { return 0 };
+    // SAFETY: as in `wait_begins`.
+    let entry = unsafe { &mut *entry };
+    if entry.turn_began != 0 {
+        end_turn(process, entry, id as u32, true);
+    }
+    // Another thread may get its number.
+    forget(process.number, id as u32);
+    0
+}
+
+/// A system call of this kind begins.
+#[inline(always)]
+fn call_begins(call: LoopCall) -> i32 {
+    match call {
         LoopCall::None => 0,
         LoopCall::Epoll => wait_begins(true),
         LoopCall::Other => wait_begins(false),
+        LoopCall::Restart => wait_goes_on(),
     }
-}
-
-/// It has ended.
-#[btf_tracepoint(function = "sys_exit")]
-pub fn any_call_ends(_context: BtfTracePointContext) -> i32 {
-    wait_ends()
 }
 
 /// The current thread begins to wait for events: that ends its turn.
@@ -81,13 +117,27 @@ fn wait_begins(is_epoll: bool) -> i32 {
     } else if entry.uses_epoll != 0 || !is_of_loop(entry) {
         return 0;
     }
-    entry.is_in_loop_wait = 1;
+    entry.loop_wait = IN_LOOP_WAIT;
     if entry.turn_began != 0
         && let Some(process) = known((id >> 32) as u32)
     {
-        end_turn(process, entry, id as u32);
+        end_turn(process, entry, id as u32, false);
     }
     entry.turn_began = 0;
+    0
+}
+
+/// The current thread goes on with a system call that was interrupted. If that was the wait of its loop, there was no turn.
+#[inline(always)]
+fn wait_goes_on() -> i32 {
+    let thread = bpf_get_current_pid_tgid() as u32;
+    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread) else { return 0 };
+    // SAFETY: as in `wait_begins`.
+    let entry = unsafe { &mut *entry };
+    if entry.loop_wait == LOOP_WAIT_INTERRUPTED {
+        entry.loop_wait = IN_LOOP_WAIT;
+        entry.turn_began = 0;
+    }
     0
 }
 
@@ -100,15 +150,16 @@ fn make_for(id: u64) -> Option<*mut OffCpuThread> {
 
 /// The current thread has waited for events, if that was the wait of its loop: its next turn begins.
 #[inline(always)]
-fn wait_ends() -> i32 {
+fn wait_ends(result: i64) -> i32 {
     let thread = bpf_get_current_pid_tgid() as u32;
     let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread) else { return 0 };
     // SAFETY: as in `wait_begins`.
     let entry = unsafe { &mut *entry };
-    if entry.is_in_loop_wait == 0 {
+    if entry.loop_wait != IN_LOOP_WAIT {
         return 0;
     }
-    entry.is_in_loop_wait = 0;
+    // What a signal does is decided later: it may go on, or a handler is called, and the wait is over.
+    entry.loop_wait = if result == RESTARTS { LOOP_WAIT_INTERRUPTED } else { NO_LOOP_WAIT };
     entry.turn += 1;
     (entry.turn_waited, entry.turn_preempted) = (0, 0);
     // SAFETY: the helper has no preconditions.
@@ -141,7 +192,7 @@ fn is_of_loop(entry: &mut OffCpuThread) -> bool {
 
 /// Counts a turn, and tells of it if it was too long.
 #[inline(always)]
-fn end_turn(process: &OffCpuProcess, entry: &OffCpuThread, tid: u32) {
+fn end_turn(process: &OffCpuProcess, entry: &OffCpuThread, tid: u32, has_exited: bool) {
     // SAFETY: the helper has no preconditions.
     let ended = unsafe { bpf_ktime_get_ns() };
     let length = ended.saturating_sub(entry.turn_began);
@@ -167,6 +218,8 @@ fn end_turn(process: &OffCpuProcess, entry: &OffCpuThread, tid: u32) {
         preempted: entry.turn_preempted,
         tid,
         process: process.number,
+        exited: has_exited.into(),
+        reserved: 0,
     };
     let flags = wakeup::flags(&SAMPLES, (size_of::<SampleHeader>() + PAYLOAD) as u64);
     // SAFETY: the record is as large as the helper is told.

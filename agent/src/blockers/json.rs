@@ -30,6 +30,7 @@ pub fn blocker_line(name: &str, blocker: &Blocker) -> Value {
         "longest_entry": (blocker.longest_entry * 1000.0).round() / 1000.0,
         "samples": blocker.samples,
         "ended": blocker.has_ended,
+        "exited": blocker.turn.exited != 0,
         "process": name,
         "pid": blocker.pid,
         "tid": blocker.turn.tid,
@@ -54,6 +55,8 @@ pub fn report_json(report: &BlockersReport) -> Value {
             "lengths": lengths.collect::<Vec<_>>(),
             "lost": lost.collect::<Vec<_>>(),
             "cost_ms": own.cost() * 1e3,
+            "cost_of_turn_us": own.turn_cost.turn * 1e6,
+            "cost_of_system_call_us": own.turn_cost.call * 1e6,
         })
     });
     json!({

@@ -94,7 +94,7 @@ impl SampleListener for BlockerWatch {
     }
 
     fn turn(&mut self, turn: &EndedTurn) {
-        self.found(*turn, true);
+        self.found(*turn, turn.exited == 0);
     }
 }
 

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use lj_trace_common::turn::TurnLengths;
 use lj_trace_engine::blockers::Blocker;
+use lj_trace_probes::cost::Cost;
+use lj_trace_probes::turn_cost::TurnCost;
 
 /// The turns of one process.
 #[derive(Clone, Debug)]
@@ -22,8 +24,10 @@ pub struct ProcessTurns {
     pub longest: Vec<Blocker>,
     /// What was lost, by reason.
     pub lost: Vec<(&'static str, u64)>,
-    /// How long the programs took that take samples, in seconds, and how often the clock ticked.
-    pub sampling: (f64, u64),
+    /// What ticks, samples and walks of stacks have cost.
+    pub sampling: Cost,
+    /// What each of its turns has cost, and each system call of the machine.
+    pub turn_cost: TurnCost,
 }
 
 /// All of them.
@@ -39,23 +43,16 @@ pub struct BlockersReport {
     pub unmeasured: Option<String>,
 }
 
-/// What a turn costs its thread, in seconds: two programs at the wait for events (measured with `kernel.bpf_stats_enabled`
-/// by `cargo xtask bench blockers`).
-const TURN: f64 = 0.5e-6;
-
-/// The same of a tick that takes no sample.
-const TICK: f64 = 1e-6;
-
 impl ProcessTurns {
     /// How many turns there were.
     pub fn turns(&self) -> u64 {
         self.lengths.turns.iter().sum()
     }
 
-    /// What it has cost, in seconds of CPU time.
+    /// What it has cost the process, in seconds of CPU time. What system calls and switches of threads cost is not in it: how
+    /// many there are on the machine is not counted.
     pub fn cost(&self) -> f64 {
-        let (samples, ticks) = self.sampling;
-        samples + ticks as f64 * TICK + self.turns() as f64 * TURN
+        self.sampling.seconds + self.turns() as f64 * self.turn_cost.turn
     }
 }
 

@@ -81,15 +81,25 @@ impl BlockersReport {
     }
 
     fn write_cost(&self, f: &mut fmt::Formatter<'_>, process: &ProcessTurns) -> fmt::Result {
-        let (samples, ticks) = process.sampling;
         let share = process.cost() / self.duration.as_secs_f64().max(1e-9) * 100.0;
-        write!(
+        let assumed = if process.sampling.measured { "" } else { " (a tick's is assumed)" };
+        writeln!(
             f,
-            "cost        {share:.2}% of a CPU: samples {:.1} ms, about 1 us for each of {}",
-            samples * 1e3,
-            counted(ticks, "tick")
+            "cost        {share:.2}% of a CPU: ticks and samples {:.1} ms{assumed}, {} of {:.2} us",
+            process.sampling.seconds * 1e3,
+            counted(process.turns(), "turn"),
+            process.turn_cost.turn * 1e6,
         )?;
-        writeln!(f, " and half of one for each turn")?;
+        if process.turn_cost.call > 0.0 {
+            writeln!(
+                f,
+                "            not in it: {:.2} us for each system call of this machine, whose kernel allows no program at waits alone",
+                process.turn_cost.call * 1e6
+            )?;
+        }
+        if self.unmeasured.is_none() {
+            writeln!(f, "            not in it: what each switch of a thread of this machine takes longer")?;
+        }
         for (reason, count) in &process.lost {
             writeln!(f, "LOST        {count} {reason}")?;
         }
@@ -118,7 +128,7 @@ fn write_blocker(f: &mut fmt::Formatter<'_>, place: usize, blocker: &Blocker, na
     writeln!(f, "  {}", Untrusted(&parts.join(", ")))?;
     write!(f, "                 ")?;
     if !blocker.has_ended {
-        write!(f, "it has not ended; ")?;
+        write!(f, "{}; ", if blocker.turn.exited == 0 { "it has not ended" } else { "its thread exited in it" })?;
     }
     let Some(blame) = &blocker.blame else {
         return writeln!(f, "[no sample was taken of it]");

@@ -168,13 +168,14 @@ impl LoopProcess {
         Ok(())
     }
 
-    fn turns(&self) -> ProcessTurns {
+    fn turns(&mut self) -> ProcessTurns {
         /// What is lost of samples that came too late.
         const LATE: &str = "samples that were of no turn that is known";
         /// Turns of which no record came.
         const UNTOLD: &str = "long turns that are not listed: the ring buffer was full";
         let lengths = self.recording.turn_lengths().unwrap_or(lj_trace_common::turn::TurnLengths::EMPTY);
         let mut lost = self.recording.lost();
+        lost.extend(self.recording.lost_turns());
         lost.extend([(LATE, self.watch.lost()), (UNTOLD, lengths.lost)]);
         lost.retain(|(_, count)| *count != 0);
         ProcessTurns {
@@ -186,6 +187,7 @@ impl LoopProcess {
             longest: self.watch.longest.all().to_vec(),
             lost,
             sampling: self.recording.sampling(),
+            turn_cost: self.recording.turn_cost().unwrap_or_default(),
         }
     }
 }
@@ -279,7 +281,7 @@ impl Blocked<'_> {
             self.running.iter_mut().filter(|own| is_over(own)).try_for_each(LoopProcess::end)?;
             self.print_new()?;
             let over = self.running.extract_if(.., |own| is_over(own));
-            self.ended.extend(over.map(|own| own.turns()));
+            self.ended.extend(over.map(|mut own| own.turns()));
         }
         Ok(())
     }
@@ -333,7 +335,7 @@ impl Blocked<'_> {
         if self.args.follow {
             return self.print_new().map(drop);
         }
-        self.ended.extend(self.running.iter().map(LoopProcess::turns));
+        self.ended.extend(self.running.iter_mut().map(LoopProcess::turns));
         let report = BlockersReport {
             processes: self.ended,
             duration,

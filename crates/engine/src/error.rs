@@ -115,7 +115,7 @@ impl From<ProbeError> for EngineError {
         match error {
             ProbeError::Target(error) => error.into(),
             ProbeError::NotPermitted { .. } => Self::new(Failure::Privileges, error.to_string()),
-            ProbeError::NoWindows(_) | ProbeError::NoOffCpu(_) | ProbeError::Limit { .. } => {
+            ProbeError::NoWindows(_) | ProbeError::NoOffCpu(_) | ProbeError::NoTurns(_) | ProbeError::Limit { .. } => {
                 Self::new(Failure::Unavailable, error.to_string())
             }
             error => Self::new(Failure::Bug, error.to_string()),

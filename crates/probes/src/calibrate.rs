@@ -42,8 +42,8 @@ pub const ASSUMED: ProbeCost =
     ProbeCost { call: 0.4e-6, returned: 0.4e-6, tick: 13e-6, hit: 4e-6, switch: 0.7e-6, light_switch: 0.7e-6 };
 
 /// Calls at once, and how often they are made.
-const CALLS: u32 = 500;
-const ROUNDS: usize = 7;
+pub(super) const CALLS: u32 = 500;
+pub(super) const ROUNDS: usize = 7;
 
 /// Measures the probes on the allocator, put there as `mechanism` says. `is_cheap` says whether the kernel emulates the
 /// instructions that they are on.
@@ -227,12 +227,12 @@ impl Callable {
 }
 
 /// The CPU time of this thread: others do not count.
-fn thread_time() -> Duration {
+pub(super) fn thread_time() -> Duration {
     // It is there on every Linux.
     ClockId::THIS_THREAD.read().unwrap_or_default()
 }
 
-fn median(values: &mut [f64]) -> f64 {
+pub(super) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }

@@ -48,6 +48,9 @@ pub enum ProbeError {
     /// Time off the CPU cannot be recorded.
     #[error("--mode offcpu and wall are not possible here: {}", whole(.0))]
     NoOffCpu(#[source] anyhow::Error),
+    /// Turns of event loops cannot be looked at.
+    #[error("turns of event loops cannot be looked at here: {}", whole(.0))]
+    NoTurns(#[source] anyhow::Error),
     /// A thread cannot be sampled.
     #[error("cannot sample thread {tid}: {source}")]
     Thread {

@@ -33,6 +33,7 @@ mod set;
 pub mod switching;
 mod timely;
 mod trapped;
+pub mod turn_cost;
 pub mod turns;
 mod uprobe_multi;
 mod wanted;

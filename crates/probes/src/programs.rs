@@ -12,11 +12,9 @@ use lj_trace_common::config::{Config, Counter, MAX_STACK, PidNamespace, TEMPLATE
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::request::RequestLayout;
 use lj_trace_common::stack_end::StackEnd;
-use lj_trace_common::turn::LOOP_WAITS;
 use lj_trace_common::vm::VmConfig;
 use lj_trace_process::Process;
 
-use super::arch::SYSTEM_CALL;
 pub use super::counts::Counts;
 use super::cpu_events::{CpuEvents, number};
 pub use super::error::ProbeError;
@@ -215,17 +213,12 @@ impl Programs {
         let uses = |name: &str| match name {
             "sample_cpu" | "sample_chosen" | "chosen_executes" => wanted.cpu,
             "off_cpu_switch" | "waiting_tasks" => wanted.off_cpu,
-            name if LOOP_WAITS.iter().any(|wait| [wait.begins, wait.ends].contains(&name)) => wanted.turns,
             "allocator_called" | "allocator_returned" => wanted.memory,
             "allocation_stack" => wanted.stack_every != 0,
             _ => false,
         };
         let mut ebpf = programs.ebpf();
-        let call_of = |name: &str| {
-            let call = LOOP_WAITS.iter().find(|wait| [wait.begins, wait.ends].contains(&name)).map(|wait| wait.call);
-            format!("{SYSTEM_CALL}{}", call.unwrap_or_default())
-        };
-        for (name, program) in ebpf.programs_mut().filter(|(name, _)| uses(name)) {
+        for (_, program) in ebpf.programs_mut().filter(|(name, _)| uses(name)) {
             let loaded = match program {
                 Program::PerfEvent(program) => program.load(),
                 Program::UProbe(program) => program.load(),
@@ -236,14 +229,6 @@ impl Programs {
                 },
                 Program::Iter(program) => match Btf::from_sys_fs() {
                     Ok(types) => program.load("task", &types),
-                    Err(error) => Err(error.into()),
-                },
-                Program::FEntry(program) => match Btf::from_sys_fs() {
-                    Ok(types) => program.load(&call_of(name), &types),
-                    Err(error) => Err(error.into()),
-                },
-                Program::FExit(program) => match Btf::from_sys_fs() {
-                    Ok(types) => program.load(&call_of(name), &types),
                     Err(error) => Err(error.into()),
                 },
                 _ => Ok(()),

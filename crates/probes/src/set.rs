@@ -17,7 +17,7 @@ use super::error::whole;
 use super::places::Places;
 use super::ring::Ring;
 use super::sample_buffer::SharedSamples;
-use super::turns::LoopLink;
+use super::turns::LoopLinks;
 use super::wanted::Wanted;
 use super::{bpf_log, kernel_places, object};
 
@@ -39,7 +39,7 @@ pub(super) struct Set {
     /// What sees the switches of all of them, once it is wanted.
     pub switches: Mutex<Option<BtfTracePointLink>>,
     /// The same of waits for events.
-    pub loop_links: Mutex<Vec<LoopLink>>,
+    pub loops: Mutex<LoopLinks>,
 }
 
 /// How many VMs that come into being while they are recorded are recorded at once, at most. Those that are closed leave
@@ -210,8 +210,8 @@ impl Set {
         let counts = ebpf.map("SAMPLER_COUNTS").ok_or_else(|| anyhow::anyhow!("no map SAMPLER_COUNTS"))?;
         let counts = Arc::new(SamplerCounts::map(counts, processes)?);
         let (ebpf, places) = (Mutex::new(ebpf), Mutex::new(Places::new(if processes > 1 { vms } else { 0 })));
-        let (switches, loop_links) = (Mutex::new(None), Mutex::new(Vec::new()));
-        Ok(Self { ebpf, counts, cpus: cpus.get(), vms, events: None, samples: None, places, switches, loop_links })
+        let (switches, loops) = (Mutex::new(None), Mutex::new(LoopLinks::default()));
+        Ok(Self { ebpf, counts, cpus: cpus.get(), vms, events: None, samples: None, places, switches, loops })
     }
 
     /// Its programs and maps.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use aya::maps::{Array, HashMap};
+use aya::maps::{Array, HashMap, MapData};
 use aya::programs::fentry::FEntryLink;
 use aya::programs::fexit::FExitLink;
 use aya::programs::tp_btf::BtfTracePointLink;
@@ -11,13 +11,14 @@ use aya::programs::{BtfTracePoint, FEntry, FExit};
 use aya::{Btf, Ebpf};
 use lj_trace_common::off_cpu::{OffCpuProcess, OffCpuThread};
 use lj_trace_common::turn::{EndedTurn, LOOP_WAITS, LoopWait, TURN_ENDED, TurnLengths};
-use lj_trace_process::Process;
+use lj_trace_process::{Process, namespace};
 
 use super::arch::SYSTEM_CALL;
 use super::error::ProbeError;
 use super::off_cpu::{forget_process, forget_threads};
 use super::programs::Programs;
 use super::set::{Set, lock, map_mut};
+use super::turn_cost::{CallTimes, OWN, TurnCost};
 
 /// Which turns are told, and what is taken of them. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,16 @@ pub(super) enum LoopLink {
     /// To all system calls.
     #[expect(dead_code, reason = "it is only held")]
     All(BtfTracePointLink),
+    /// To the end of threads.
+    #[expect(dead_code, reason = "it is only held")]
+    Exit(BtfTracePointLink),
+}
+
+/// All that is attached of a set.
+#[derive(Default)]
+pub(super) struct LoopLinks {
+    held: Vec<LoopLink>,
+    cost: TurnCost,
 }
 
 /// A process whose turns are looked at, as long as this lives.
@@ -57,19 +68,35 @@ pub struct Turns {
     pid: u32,
     number: u32,
     limits: TurnLimits,
+    cost: TurnCost,
+}
+
+/// Whether they can be looked at from here.
+///
+/// # Errors
+/// They cannot, and why.
+pub fn check() -> anyhow::Result<()> {
+    anyhow::ensure!(
+        namespace::is_initial(),
+        "lj-trace is in a PID namespace of its own, where numbers of threads are not the kernel's: in a container, give it that \
+         of the host (--pid host, hostPID)"
+    );
+    Ok(())
 }
 
 impl Turns {
     /// Prepares to look at the turns of `process`: [`begin`](Self::begin) starts it. Ticks count only in turns from now on.
     ///
     /// # Errors
-    /// [`ProbeError::Refused`] by the kernel: it has no types of its own (BTF), or none of the system calls.
+    /// [`ProbeError::NoTurns`] from within a PID namespace, [`ProbeError::Refused`] by the kernel: it has no types of its own
+    /// (BTF).
     pub fn attach(programs: &mut Programs, process: &Process, limits: TurnLimits) -> Result<Self, ProbeError> {
+        check().map_err(ProbeError::NoTurns)?;
         let after = u32::try_from(limits.after / 1000).unwrap_or(u32::MAX).max(1);
         programs.change_config(|config| config.turn_after = after).map_err(ProbeError::sort)?;
         let (set, number) = programs.set();
-        attach_once(&set).map_err(ProbeError::sort)?;
-        let own = Self { set, pid: process.pid(), number, limits };
+        let cost = attach_once(&set, number).map_err(ProbeError::sort)?;
+        let own = Self { set, pid: process.pid(), number, limits, cost };
         own.clear().map_err(ProbeError::sort)?;
         Ok(own)
     }
@@ -83,11 +110,12 @@ impl Turns {
         let process =
             OffCpuProcess { began: now, threshold: wait, over, turn_after: after, number: self.number, reserved: 0 };
         let mut ebpf = self.set.ebpf();
-        let insert = |ebpf: &mut Ebpf| {
-            let mut map = HashMap::<_, u32, OffCpuProcess>::try_from(map_mut(ebpf, "OFF_CPU_PROCESSES")?)?;
-            anyhow::Ok(map.insert(&self.pid, &process, 0)?)
-        };
-        insert(&mut ebpf).map_err(ProbeError::sort)
+        map_processes(&mut ebpf, |map| Ok(map.insert(&self.pid, &process, 0)?)).map_err(ProbeError::sort)
+    }
+
+    /// What a turn costs its thread here, and each system call of the machine.
+    pub fn cost(&self) -> TurnCost {
+        self.cost
     }
 
     /// How long the turns were that have ended so far.
@@ -118,6 +146,8 @@ impl Turns {
                 preempted: of.turn_preempted,
                 tid,
                 process: self.number,
+                exited: 0,
+                reserved: 0,
             })
         };
         map.iter().filter_map(of).filter(|turn| turn.length() >= self.limits.over).collect()
@@ -139,34 +169,57 @@ impl Drop for Turns {
 }
 
 /// Attaches the programs, unless they are: at the functions of the system calls, or where the kernel allows none there, at the
-/// tracepoints of all system calls, which costs each of them something.
-fn attach_once(set: &Set) -> anyhow::Result<()> {
-    let mut links = lock(&set.loop_links);
-    if !links.is_empty() {
-        return Ok(());
+/// tracepoints of all system calls, which costs each of them something. What that is measured on waits of lj-trace itself, as
+/// those of the process with this number.
+fn attach_once(set: &Set, number: u32) -> anyhow::Result<TurnCost> {
+    let mut links = lock(&set.loops);
+    if !links.held.is_empty() {
+        return Ok(links.cost);
     }
+    let before = CallTimes::measure();
+    links.held = attach_all(&mut set.ebpf())?;
+    let pid = std::process::id();
+    map_processes(&mut set.ebpf(), |map| Ok(map.insert(&pid, &OffCpuProcess { number, ..OWN }, 0)?))?;
+    let after = CallTimes::measure();
+    forget_process(set, pid);
+    forget_threads(set, number);
+    let sees_all = links.held.iter().any(|link| matches!(link, LoopLink::All(_)));
+    links.cost = after.since(before, sees_all);
+    Ok(links.cost)
+}
+
+fn attach_all(ebpf: &mut Ebpf) -> anyhow::Result<Vec<LoopLink>> {
     let types = Btf::from_sys_fs().context("the kernel's types")?;
-    let mut ebpf = set.ebpf();
+    let mut links = Vec::new();
     for LoopWait { call, begins, ends } in LOOP_WAITS {
         let function = format!("{SYSTEM_CALL}{call}");
         // An end without a beginning is ignored.
-        let both = attach_end(&mut ebpf, ends, &function, &types)
-            .and_then(|end| Ok([end, attach_begin(&mut ebpf, begins, &function, &types)?]));
+        let both = attach_end(ebpf, ends, &function, &types)
+            .and_then(|end| Ok([end, attach_begin(ebpf, begins, &function, &types)?]));
         // Newer ones are missing in older kernels.
         links.extend(both.into_iter().flatten());
     }
     if links.is_empty() {
-        links.push(attach_all(&mut ebpf, "any_call_ends", "sys_exit", &types)?);
-        links.push(attach_all(&mut ebpf, "any_call_begins", "sys_enter", &types)?);
+        links.push(LoopLink::All(at_tracepoint(ebpf, "any_call_ends", "sys_exit", &types)?));
+        links.push(LoopLink::All(at_tracepoint(ebpf, "any_call_begins", "sys_enter", &types)?));
     }
-    Ok(())
+    links.push(LoopLink::Exit(at_tracepoint(ebpf, "thread_exits", "sched_process_exit", &types)?));
+    Ok(links)
 }
 
-fn attach_all(ebpf: &mut Ebpf, name: &str, tracepoint: &str, types: &Btf) -> anyhow::Result<LoopLink> {
+/// Does something with the map of processes.
+fn map_processes<T>(
+    ebpf: &mut Ebpf,
+    act: impl FnOnce(&mut HashMap<&mut MapData, u32, OffCpuProcess>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    act(&mut HashMap::try_from(map_mut(ebpf, "OFF_CPU_PROCESSES")?)?)
+}
+
+fn at_tracepoint(ebpf: &mut Ebpf, name: &str, tracepoint: &str, types: &Btf) -> anyhow::Result<BtfTracePointLink> {
     let program: &mut BtfTracePoint = ebpf.program_mut(name).with_context(|| format!("no {name}"))?.try_into()?;
     program.load(tracepoint, types)?;
     let link = program.attach()?;
-    Ok(LoopLink::All(program.take_link(link)?))
+    Ok(program.take_link(link)?)
 }
 
 fn attach_begin(ebpf: &mut Ebpf, name: &str, function: &str, types: &Btf) -> anyhow::Result<LoopLink> {

@@ -10,6 +10,7 @@
 //! | `numbered` | the register of this number ([`reg`](lj_trace_common::arch::reg)), in which a probe finds an argument |
 //! | `kept` | those that functions hand back as they found them |
 //! | `return_slot` | where the return address lies that a return probe replaces |
+//! | `call_number` | the number of the system call, by the registers with which a thread entered the kernel |
 //! | `loop_wait` | whether the system call of this number waits for events |
 //! | `is_kernel` | whether registers are those of the kernel's own code |
 //!
@@ -24,5 +25,5 @@ pub use x86_64::*;
 #[cfg(feature = "traced-aarch64")]
 compile_error!(
     "the BPF programs do not support this processor yet. probe-ebpf/src/arch has to supply for it: registers, stack_pointer, \
-     program_counter, arguments, result, numbered, kept, return_slot, loop_wait, is_kernel. See docs/architectures.md"
+     program_counter, arguments, result, numbered, kept, return_slot, call_number, loop_wait, is_kernel. See docs/architectures.md"
 );

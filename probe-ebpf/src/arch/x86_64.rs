@@ -80,6 +80,12 @@ pub const fn is_kernel(r: &pt_regs) -> bool {
     r.cs & 3 == 0
 }
 
+/// The number of the system call that a thread is in, by the registers with which it entered the kernel.
+#[inline(always)]
+pub const fn call_number(r: &pt_regs) -> u64 {
+    r.orig_rax
+}
+
 /// Whether the system call of this number waits for events (arch/x86/entry/syscalls/syscall_64.tbl).
 #[inline(always)]
 pub const fn loop_wait(number: u64) -> LoopCall {
@@ -88,6 +94,8 @@ pub const fn loop_wait(number: u64) -> LoopCall {
         232 | 281 | 441 => LoopCall::Epoll,
         // poll, select, pselect6, ppoll
         7 | 23 | 270 | 271 => LoopCall::Other,
+        // restart_syscall
+        219 => LoopCall::Restart,
         _ => LoopCall::None,
     }
 }

@@ -127,7 +127,7 @@ impl CostMeter {
 
     /// What recording has cost altogether: the CPU profile, and the memory profile, whose windows have cost `disturbed`
     /// seconds more than counters tell.
-    pub fn finish(mut self, programs: &Programs, disturbed: f64) -> Costs {
+    pub fn so_far(&mut self, programs: &Programs, disturbed: f64) -> Costs {
         let (probes, measured) = self.calibration.wait();
         let switches = self.switches.as_mut().map_or(0, Switches::count);
         let counted = Counted::read(programs.counts()).with_switches(switches);
@@ -298,10 +298,13 @@ impl Calibration {
         }
     }
 
-    fn wait(&self) -> (ProbeCost, bool) {
-        match self {
+    /// Waits until it is known.
+    fn wait(&mut self) -> (ProbeCost, bool) {
+        let (probes, measured) = match self {
             Self::Running(receiver) => receiver.recv().unwrap_or((ASSUMED, false)),
             Self::Done(probes, measured) => (*probes, *measured),
-        }
+        };
+        *self = Self::Done(probes, measured);
+        (probes, measured)
     }
 }

@@ -24,12 +24,14 @@ use lj_trace_common::event::{NO_VM, SAMPLE_ALLOCATION};
 use lj_trace_common::turn::{EndedTurn, TurnLengths};
 use lj_trace_common::vm::VmConfig;
 use lj_trace_luajit::Vm;
+use lj_trace_probes::cost::Cost;
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::plan::ProbePlan;
 use lj_trace_probes::programs::{KeptPrograms, Programs};
 use lj_trace_probes::sample::Record;
 use lj_trace_probes::sample_buffer::SampleBuffer;
 use lj_trace_probes::sampler::{EventPlaces, Sampler};
+use lj_trace_probes::turn_cost::TurnCost;
 use lj_trace_process::{Process, breakpoints};
 use lj_trace_profile::model::RequestKey;
 use lj_trace_profile::{Frame, ProfileKind};
@@ -832,10 +834,27 @@ impl Recording {
         turns.map(TurnsRecording::under_way).unwrap_or_default()
     }
 
-    /// How long the programs took that take samples and walk stacks, in seconds, and how often the clock ticked.
-    pub fn sampling(&self) -> (f64, u64) {
-        let time = self.programs.count(Counter::SampleTime);
-        (time as f64 / 1e9, self.programs.count(Counter::Sampled))
+    /// What ticks, samples and walks of stacks have cost so far.
+    pub fn sampling(&mut self) -> Cost {
+        self.cost.so_far(&self.programs, 0.0).cpu
+    }
+
+    /// What a turn of an event loop costs its thread here, and each system call of the machine; [`None`] if turns are not
+    /// looked at.
+    pub fn turn_cost(&self) -> Option<TurnCost> {
+        self.cpu.as_ref()?.turns.as_ref().map(TurnsRecording::cost)
+    }
+
+    /// What was lost of turns, by reason: threads that were not followed, and milliseconds of waits.
+    pub fn lost_turns(&self) -> Vec<(&'static str, u64)> {
+        const WAITS: [(Counter, &str); 3] = [
+            (Counter::WaitTimeUnscheduled, "ms of waits without a stack: the kernel had no room for the walk"),
+            (Counter::WaitTimeBusy, "ms of waits without a stack: the CPU's working memory was in use"),
+            (Counter::WaitTimeUnsent, "ms of waits without a stack: the ring buffer was full"),
+        ];
+        let waits = WAITS.map(|(counter, reason)| (reason, self.programs.count(counter).div_ceil(1_000_000)));
+        let threads = self.programs.counted(&[Counter::OffCpuThreadsBeyond]);
+        waits.into_iter().filter(|(_, time)| *time != 0).chain(threads).collect()
     }
 
     /// Writes what there is so far; returns the paths.
@@ -869,7 +888,7 @@ impl Recording {
             samples,
             cpu,
             memory,
-            cost,
+            mut cost,
             left_out,
             other_requests,
             unread_samples,
@@ -881,7 +900,7 @@ impl Recording {
         } = self;
         let sampled = ends.map_or(duration, |ends| duration.min(ends.saturating_duration_since(began)));
         let disturbed = memory.as_ref().map_or(0.0, MemoryRecording::disturbed);
-        let Costs { cpu: cpu_cost, memory: memory_cost, used, tick } = cost.finish(&programs, disturbed);
+        let Costs { cpu: cpu_cost, memory: memory_cost, used, tick } = cost.so_far(&programs, disturbed);
         let lost_samples = lost_samples(&programs, samples.as_ref());
         let unfinished = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unfinished_traces());
         let unsearched = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unsearched_names());

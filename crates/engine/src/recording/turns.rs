@@ -2,6 +2,7 @@
 
 use lj_trace_common::turn::{EndedTurn, TurnLengths};
 use lj_trace_probes::programs::Programs;
+use lj_trace_probes::turn_cost::TurnCost;
 use lj_trace_probes::turns::{TurnLimits, Turns};
 use lj_trace_process::Process;
 
@@ -37,6 +38,11 @@ impl TurnsRecording {
         if self.under_way.is_empty() {
             self.under_way = self.probes.under_way(now());
         }
+    }
+
+    /// What a turn costs its thread here, and each system call of the machine.
+    pub fn cost(&self) -> TurnCost {
+        self.probes.cost()
     }
 
     /// How long they were so far.
