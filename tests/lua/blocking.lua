@@ -1,14 +1,17 @@
 -- Ways to block an event loop, each a function of its own, which says for how long it did by its own clock.
 --
--- A function takes a number of milliseconds, and returns when it began and ended (nanoseconds of CLOCK_REALTIME, as text), the
+-- A function takes a number of milliseconds, and returns NAME:LINE of what blocks, when it began and ended (nanoseconds of CLOCK_REALTIME, as text), the
 -- CPU time that the thread used meanwhile (milliseconds), and the line that blocks, or 0 if there are several.
 
 local ffi = require("ffi")
-pcall(ffi.cdef, "struct blocking_time { long seconds, nanoseconds; }; int clock_gettime(int, struct blocking_time *);")
+ffi.cdef("struct blocking_time { long seconds, nanoseconds; };")
+-- Others may have declared it, with a type of their own.
+pcall(ffi.cdef, "int clock_gettime(int, void *);")
 local time = ffi.new("struct blocking_time")
+local place = ffi.cast("void *", time)
 
 local function clock(number)
-  ffi.C.clock_gettime(number, time)
+  ffi.C.clock_gettime(number, place)
   return time.seconds * 1000000000LL + time.nanoseconds
 end
 local REALTIME, THREAD_CPU = 0, 3
@@ -105,12 +108,13 @@ function module.cpu()
 end
 
 for name, way in pairs(ways) do
+  local what = name .. ":" .. debug.getinfo(way, "S").linedefined
   module[name] = function(ms)
     local cpu, began = clock(THREAD_CPU), clock(REALTIME)
     local _, at = way(ms or tonumber(ngx.var.arg_ms))
     local ended = clock(REALTIME)
     local used = tonumber(clock(THREAD_CPU) - cpu) / 1e6
-    return ("%s %s %s %.3f %d"):format(name, text(began), text(ended), used, at)
+    return ("%s %s %s %.3f %d"):format(what, text(began), text(ended), used, at)
   end
 end
 

@@ -8,6 +8,7 @@ pub mod allocations;
 pub mod attach_time;
 pub mod back_ends;
 pub mod benches;
+pub mod blockers;
 pub mod bounded_run;
 pub mod capabilities;
 pub mod code;

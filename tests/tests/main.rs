@@ -8,6 +8,7 @@ mod attaching;
 mod bad_input;
 mod big_streams;
 mod blockers;
+mod blockers_edges;
 mod children;
 mod comparing;
 mod containers;

@@ -10,10 +10,11 @@ use lj_trace_engine::recording::poll_interval;
 use lj_trace_engine::recording::stop::Stop;
 use lj_trace_engine::session::{NewChildren, Stopping};
 use lj_trace_engine::target::{selected, targets};
-use lj_trace_engine::{Options, RecordTarget, Recording};
+use lj_trace_engine::{EngineError, Options, RecordTarget, Recording};
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::off_cpu;
-use lj_trace_probes::turns::TurnLimits;
+use lj_trace_probes::programs::ProbeError;
+use lj_trace_probes::turns::{self, TurnLimits};
 use lj_trace_process::Process;
 use lj_trace_process::privileges::{self, priority};
 use lj_trace_text::amount::parse_duration;
@@ -101,6 +102,7 @@ pub fn run(args: &BlockersArgs) -> Result<(), CommandError> {
     if args.over < LEAST_OVER {
         return Err(CommandError::usage("--over is too short: turns of 1ms or longer are told"));
     }
+    turns::check().map_err(|error| EngineError::from(ProbeError::NoTurns(error)))?;
     priority::raise();
     let unmeasured = match off_cpu::check() {
         Ok(()) if args.no_waits => Some("--no-waits".to_owned()),
