@@ -85,6 +85,10 @@ pub struct OffCpuThread {
     pub uses_epoll: u32,
     /// Whether it is in a wait of its event loop: [`NO_LOOP_WAIT`], [`IN_LOOP_WAIT`] or [`LOOP_WAIT_INTERRUPTED`].
     pub loop_wait: u32,
+    /// How often it has waited deeper on its stack since its loop did.
+    pub deeper_waits: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
     /// The kernel's frames, innermost first.
     pub kernel: [u64; MAX_WAIT_STACK],
 }
@@ -111,6 +115,8 @@ impl OffCpuThread {
         loop_stack: 0,
         uses_epoll: 0,
         loop_wait: NO_LOOP_WAIT,
+        deeper_waits: 0,
+        reserved: 0,
         kernel: [0; MAX_WAIT_STACK],
     };
 }
@@ -162,7 +168,7 @@ unsafe impl Pod for WaitingTask {}
 
 const _: () = {
     assert!(size_of::<bpf_task_work>() == 8);
-    assert!(size_of::<OffCpuThread>() == 13 * 8 + 6 * 4 + MAX_WAIT_STACK * 8);
+    assert!(size_of::<OffCpuThread>() == 13 * 8 + 8 * 4 + MAX_WAIT_STACK * 8);
     assert!(size_of::<WaitingTask>() == (1 + REGISTERS) * 8 + 4 * 4 + MAX_WAIT_STACK * 8);
     assert!(size_of::<OffCpuProcess>() == 4 * 8 + 2 * 4);
 };

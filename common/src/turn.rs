@@ -43,8 +43,13 @@ pub enum LoopCall {
 }
 
 /// A wait with poll or select that is called from so many bytes deeper on the stack than the thread's event loop waits is none
-/// of the loop's, but blocks it.
-pub const DEEPER: u64 = 512;
+/// of the loop's, but blocks it. Between a call of the FFI by the interpreter and one by machine code it is some 1000; the
+/// resolver of the C library takes more than twice this.
+pub const DEEPER: u64 = 2048;
+
+/// After so many deeper waits one after the other the loop is there now: some program waits for something else before it has its
+/// loop. The resolver waits a few times.
+pub const DEEPER_WAITS: u32 = 32;
 
 /// A turn that was longer than it should be.
 #[repr(C)]

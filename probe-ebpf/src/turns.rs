@@ -2,7 +2,7 @@
 //!
 //! Which waits are those of the event loop? All with epoll are. poll and select are used for other things as well (the
 //! resolver of the C library waits for answers with poll, and blocks the loop meanwhile): those of a thread that has used epoll
-//! are none of its loop, nor are those that are called from deeper on the stack than others.
+//! are none of its loop, nor are those that are called from deeper on the stack than others, unless only these come.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -18,7 +18,7 @@ use lj_trace_common::event::SampleHeader;
 use lj_trace_common::off_cpu::{
     IN_LOOP_WAIT, LOOP_WAIT_INTERRUPTED, NO_LOOP_WAIT, OffCpuProcess, OffCpuThread, WAS_PREEMPTED,
 };
-use lj_trace_common::turn::{DEEPER, EndedTurn, LENGTHS, LoopCall, TURN_ENDED, step_of};
+use lj_trace_common::turn::{DEEPER, DEEPER_WAITS, EndedTurn, LENGTHS, LoopCall, TURN_ENDED, step_of};
 
 use crate::arch;
 use crate::maps::{OFF_CPU_THREADS, SAMPLES, TURN_LENGTHS};
@@ -109,7 +109,10 @@ fn call_begins(call: LoopCall) -> i32 {
 #[inline(always)]
 fn wait_begins(is_epoll: bool) -> i32 {
     let id = bpf_get_current_pid_tgid();
-    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&(id as u32)).or_else(|| make_for(id)) else { return 0 };
+    // Of a process that is not looked at any more, the turns under way stay as they are.
+    let Some(process) = known((id >> 32) as u32).filter(|process| process.over != 0) else { return 0 };
+    let thread = id as u32;
+    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread).or_else(|| make(process, thread)) else { return 0 };
     // SAFETY: the entry of a thread is changed by itself and at its own switches only, one after the other.
     let entry = unsafe { &mut *entry };
     if is_epoll {
@@ -118,10 +121,8 @@ fn wait_begins(is_epoll: bool) -> i32 {
         return 0;
     }
     entry.loop_wait = IN_LOOP_WAIT;
-    if entry.turn_began != 0
-        && let Some(process) = known((id >> 32) as u32)
-    {
-        end_turn(process, entry, id as u32, false);
+    if entry.turn_began != 0 {
+        end_turn(process, entry, thread, false);
     }
     entry.turn_began = 0;
     0
@@ -139,13 +140,6 @@ fn wait_goes_on() -> i32 {
         entry.turn_began = 0;
     }
     0
-}
-
-/// The entry of a thread that is seen for the first time, if its process's turns are looked at.
-#[inline(never)]
-fn make_for(id: u64) -> Option<*mut OffCpuThread> {
-    let process = known((id >> 32) as u32).filter(|process| process.over != 0)?;
-    make(process, id as u32)
 }
 
 /// The current thread has waited for events, if that was the wait of its loop: its next turn begins.
@@ -182,8 +176,13 @@ fn is_of_loop(entry: &mut OffCpuThread) -> bool {
     // SAFETY: they were read.
     let stack = arch::stack_pointer(unsafe { registers.assume_init_ref() });
     if stack.wrapping_add(DEEPER) < entry.loop_stack {
-        return false;
+        entry.deeper_waits += 1;
+        if entry.deeper_waits < DEEPER_WAITS {
+            return false;
+        }
+        entry.loop_stack = stack;
     }
+    entry.deeper_waits = 0;
     if stack > entry.loop_stack {
         entry.loop_stack = stack;
     }

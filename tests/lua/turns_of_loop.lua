@@ -22,6 +22,8 @@ int select(int most, void *read, void *write, void *except, struct loop_time *ti
 long syscall(long number, ...);
 ]])
 local GETTID = 186
+-- However slow the machine is, a run has so many turns.
+local LEAST = 600
 
 local function nested(depth, way, length)
   if depth == 0 then
@@ -69,7 +71,7 @@ return function(seed, mechanism, over)
     local finish = blocking.now() + math.floor(seconds * 1e9)
     local turn, told, tid = 0, {}, tonumber(ffi.C.syscall(GETTID))
     wait(1)
-    while blocking.now() < finish do
+    while blocking.now() < finish or turn < LEAST do
       local cpu, began = blocking.cpu(), blocking.now()
       turn = turn + 1
       local what = turn % 20 == 0 and block(turn / 20)

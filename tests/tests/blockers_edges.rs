@@ -52,7 +52,7 @@ fn each_thread_has_turns_of_its_own() -> Result<()> {
         let tracer = follow(workload.pid())?;
         workload.tell("5")?;
         let (planted, count) = turns(&workload.report()?)?;
-        ensure!(planted.len() > 40 && count > 500, "only {count} turns, {planted:?}");
+        ensure!(planted.len() > 40 && count >= 4 * 600, "only {count} turns, {planted:?}");
         sleep(Duration::from_millis(300));
         assert_all_and_no_others(&stop(tracer)?, &planted, seed);
     }
@@ -67,13 +67,13 @@ fn a_turn_that_is_under_way_at_the_end_is_told_as_that() -> Result<()> {
     for (way, defined) in defined()? {
         let mut workload = event_loop(1, "epoll")?;
         let tracer = follow(workload.pid())?;
-        workload.tell(&format!("hang {way} 3000"))?;
+        workload.tell(&format!("hang {way} 20000"))?;
         workload.expect("hanging")?;
         sleep(Duration::from_millis(400));
         let told = stop(tracer)?;
         let only = only(&told)?;
         assert_eq!((&only.json["ended"], &only.json["exited"]), (&false.into(), &false.into()), "{only:?}");
-        assert!(only.length > 390.0 && only.length < 3000.0, "{only:?}");
+        assert!(only.length > 390.0 && only.length < 20_000.0, "{only:?}");
         assert!(only.is_in(defined), "{only:?}");
     }
     Ok(())
@@ -110,14 +110,14 @@ fn a_turn_in_which_its_process_is_killed_is_told() -> Result<()> {
     for (way, defined) in defined()? {
         let mut workload = event_loop(1, "epoll")?;
         let tracer = follow(workload.pid())?;
-        workload.tell(&format!("hang {way} 3000"))?;
+        workload.tell(&format!("hang {way} 20000"))?;
         workload.expect("hanging")?;
         sleep(Duration::from_millis(400));
         workload.kill()?;
         let told = told(&tracer.wait()?)?;
         let only = only(&told)?;
         assert_eq!((&only.json["ended"], &only.json["exited"]), (&false.into(), &true.into()), "{only:?}");
-        assert!(only.length > 390.0 && only.length < 3000.0, "{only:?}");
+        assert!(only.length > 390.0 && only.length < 20_000.0, "{only:?}");
         // Others may have had the CPU for most of it.
         assert_eq!(only.json["kind"] == "blocked", way == "executing", "{only:?}");
         assert!(only.is_in(defined), "{only:?}");

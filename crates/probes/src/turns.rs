@@ -128,6 +128,11 @@ impl Turns {
         read(&mut ebpf).unwrap_or(TurnLengths::EMPTY)
     }
 
+    /// Ends it: no turn ends or is told from here on.
+    pub fn end(&self) {
+        forget_process(&self.set, self.pid);
+    }
+
     /// The turns that have not ended at `now`, and are too long already.
     pub fn under_way(&self, now: u64) -> Vec<EndedTurn> {
         let mut ebpf = self.set.ebpf();

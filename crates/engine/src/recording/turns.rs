@@ -35,6 +35,7 @@ impl TurnsRecording {
 
     /// Ends it: looks at the turns that have not ended.
     pub fn end(&mut self) {
+        self.probes.end();
         if self.under_way.is_empty() {
             self.under_way = self.probes.under_way(now());
         }

@@ -1,9 +1,10 @@
 //! `lj-trace blockers`: what has blocked the event loop of a process.
 
+mod args;
+
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use clap::Args;
 use lj_trace_engine::options::Scope;
 use lj_trace_engine::recording::budget::{self, Budget};
 use lj_trace_engine::recording::poll_interval;
@@ -17,79 +18,15 @@ use lj_trace_probes::programs::ProbeError;
 use lj_trace_probes::turns::{self, TurnLimits};
 use lj_trace_process::Process;
 use lj_trace_process::privileges::{self, priority};
-use lj_trace_text::amount::parse_duration;
 use lj_trace_text::untrusted::{Form, PlainWriter, Untrusted};
 
-use super::parse_pid;
+use args::live;
+pub use args::BlockersArgs;
+
 use super::record::interrupts::Interrupts;
-use super::record::{LimitArgs, LiveOptions, Mode, RecordArgs, can_attach, give_up_privileges};
+use super::record::{LiveOptions, can_attach, give_up_privileges};
 use crate::blockers::{BlockerWatch, BlockersReport, ProcessTurns, blocker_line, report_json};
 use crate::exit::CommandError;
-
-/// What else chooses processes.
-const WHOM: [&str; 4] = ["command", "name", "unit", "container"];
-
-/// Options of `lj-trace blockers`.
-#[derive(Clone, Debug, Args)]
-#[command(after_help = EXAMPLES)]
-pub struct BlockersArgs {
-    /// The process to look at, by its id
-    #[arg(short, long, value_name = "PID", value_parser = parse_pid, required_unless_present_any = WHOM, conflicts_with_all = WHOM)]
-    pid: Option<u32>,
-
-    /// The processes to look at, by the name of their command or file: `lj-trace blockers nginx`
-    #[arg(value_name = "NAME")]
-    command: Option<String>,
-
-    /// The same as NAME
-    #[arg(long, conflicts_with_all = ["command", "unit", "container"])]
-    name: Option<String>,
-
-    /// The processes of a systemd unit
-    #[arg(long, conflicts_with_all = ["command", "container"])]
-    unit: Option<String>,
-
-    /// The processes of a container, by its id, or the first digits of it
-    #[arg(long, value_name = "ID", conflicts_with = "command")]
-    container: Option<String>,
-
-    /// Look at the processes that this one has started and that have a VM, in its place: the workers of nginx's master
-    #[arg(long, conflicts_with_all = ["command", "name", "unit", "container"])]
-    children: bool,
-
-    /// A turn of the event loop that lasts for this long, or longer, has blocked it
-    #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = parse_duration)]
-    over: Duration,
-
-    /// Stop after this time, such as 30s or 5m [default: at Ctrl-C, SIGTERM, or the exit of the process]
-    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
-    duration: Option<Duration>,
-
-    /// Print each long turn as it ends, as one line of JSON, and no report at the end
-    #[arg(long, conflicts_with = "json")]
-    follow: bool,
-
-    /// Print the report as JSON
-    #[arg(long)]
-    json: bool,
-
-    /// Samples a second, in turns that have lasted for a quarter of --over
-    #[arg(short, long, value_name = "HZ", default_value_t = 999)]
-    #[arg(value_parser = clap::value_parser!(u32).range(10..=5_000))]
-    rate: u32,
-
-    /// Do without what Linux 6.18 has: tests do
-    #[arg(long, hide = true)]
-    no_waits: bool,
-}
-
-const EXAMPLES: &str = "\
-Examples:
-  sudo lj-trace blockers --pid 1234                   until Ctrl-C: the longest turns of its event loop, and why
-  sudo lj-trace blockers nginx --over 50ms -d 1m      all processes of that name
-  sudo lj-trace blockers --pid 1234 --over 20ms --follow
-                                                      a line of JSON for each turn of 20 ms or longer
-  sudo lj-trace blockers --unit shop.service --json -d 30s";
 
 /// The shortest turn that may count as long.
 const LEAST_OVER: Duration = Duration::from_millis(1);
@@ -125,25 +62,6 @@ pub fn run(args: &BlockersArgs) -> Result<(), CommandError> {
     let mut all = Blocked { args, options, unmeasured, running: Vec::new(), ended: Vec::new() };
     all.start(targets)?;
     all.until_stopped()
-}
-
-/// What is to be looked at.
-fn live(args: &BlockersArgs, has_waits: bool) -> Result<LiveOptions, CommandError> {
-    let pid = args.pid.map(|pid| pid.to_string());
-    let choices = [
-        ("--pid", &pid),
-        ("--name", &args.command),
-        ("--name", &args.name),
-        ("--unit", &args.unit),
-        ("--container", &args.container),
-    ];
-    let mut whom: Vec<String> =
-        choices.into_iter().filter_map(|(option, value)| Some(format!("{option}={}", value.as_ref()?))).collect();
-    whom.extend(args.children.then(|| "--children".to_owned()));
-    let whom: Vec<&str> = whom.iter().map(String::as_str).collect();
-    let mode = if has_waits { Mode::Wall } else { Mode::Sysprof };
-    let limit = LimitArgs { max_overhead: None, no_limit: true };
-    RecordArgs::live(&whom, None, mode, args.rate, limit)
 }
 
 /// A process that is looked at.
