@@ -39,7 +39,8 @@ impl<'a> Record<'a> {
     pub fn weight(&self) -> u64 {
         match self {
             Self::Sample(sample) => sample.weight(),
-            Self::Trace(..) | Self::Turn(_) => 0,
+            Self::Trace(..) => 0,
+            Self::Turn(_) => 1,
         }
     }
 

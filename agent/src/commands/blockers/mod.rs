@@ -80,8 +80,10 @@ impl LoopProcess {
 
     /// Takes the last of what there is.
     fn end(&mut self) -> Result<(), CommandError> {
+        /// How long the last samples may take.
+        const LAST: Duration = Duration::from_secs(2);
         self.recording.detach();
-        self.recording.drain_all(Some(&mut self.watch), Budget::new(budget::END))?;
+        self.recording.drain_all(Some(&mut self.watch), Budget::new(LAST))?;
         for turn in self.recording.turns_under_way() {
             self.watch.found(turn, false);
         }

@@ -742,25 +742,34 @@ impl Recording {
         budget: Budget,
     ) -> Result<(), EngineError> {
         loop {
-            let listener = listener.as_mut().map(|listener| &mut **listener as &mut dyn SampleListener);
-            if self.drain(listener, budget)? {
+            let mut listener = listener.as_mut().map(|listener| &mut **listener as &mut dyn SampleListener);
+            let again = listener.as_mut().map(|listener| &mut **listener as &mut dyn SampleListener);
+            if self.drain(again, budget)? {
                 return Ok(());
             }
             if budget.is_over() {
-                self.count_unread();
+                self.count_unread(listener);
                 return Ok(());
             }
         }
     }
 
-    /// Counts what nobody is going to work off.
-    fn count_unread(&mut self) {
+    /// Counts what nobody is going to work off. Turns that were too long are told: that takes no time.
+    fn count_unread(&mut self, mut listener: Option<&mut dyn SampleListener>) {
         let Self { samples, memory, unread_samples, unread_stacks, .. } = self;
         if let Some((buffer, _)) = samples {
             buffer.drain(|record| {
-                if let Record::Sample(sample) = record {
-                    let is_stack = sample.header.flags & SAMPLE_ALLOCATION != 0;
-                    *if is_stack { &mut *unread_stacks } else { &mut *unread_samples } += sample.weight();
+                match record {
+                    Record::Sample(sample) => {
+                        let is_stack = sample.header.flags & SAMPLE_ALLOCATION != 0;
+                        *if is_stack { &mut *unread_stacks } else { &mut *unread_samples } += sample.weight();
+                    }
+                    Record::Turn(turn) => {
+                        if let Some(listener) = listener.as_deref_mut() {
+                            listener.turn(&turn);
+                        }
+                    }
+                    Record::Trace(..) => {}
                 }
                 ControlFlow::Continue(())
             });
@@ -854,7 +863,8 @@ impl Recording {
         ];
         let waits = WAITS.map(|(counter, reason)| (reason, self.programs.count(counter).div_ceil(1_000_000)));
         let threads = self.programs.counted(&[Counter::OffCpuThreadsBeyond]);
-        waits.into_iter().filter(|(_, time)| *time != 0).chain(threads).collect()
+        let unread = (UNREAD_SAMPLES, self.unread_samples);
+        waits.into_iter().chain([unread]).filter(|(_, count)| *count != 0).chain(threads).collect()
     }
 
     /// Writes what there is so far; returns the paths.
