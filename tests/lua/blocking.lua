@@ -55,6 +55,11 @@ local line = function()
   return debug.getinfo(2, "l").currentline
 end
 
+-- On a busy machine it takes long to start a program: of two lines, the one that took much longer, or 0.
+local function longest(first, first_line, second, second_line)
+  return first > 2 * second and first_line or second > 2 * first and second_line or 0
+end
+
 local ways = {}
 
 function ways.computing(ms)
@@ -85,16 +90,17 @@ function ways.opening(ms)
   local opened = clock(REALTIME)
   file:close()
   os.remove(name)
-  -- On a busy machine it takes long to start a program.
-  return 0, opened - made > made - began and opens or executes
+  return 0, longest(made - began, executes, opened - made, opens)
 end
 
 function ways.reading(ms)
+  local began, starts = clock(REALTIME), line() + 1
   local pipe = io.popen(("sleep %.4f; echo x"):format(ms / 1000))
-  local at = line() + 1
+  local started, reads = clock(REALTIME), line() + 1
   local read = pipe:read()
+  local ended = clock(REALTIME)
   pipe:close()
-  return read, at
+  return read, clock(REALTIME) - ended > 2000000 and 0 or longest(started - began, starts, ended - started, reads)
 end
 
 local module = { names = { "computing", "collecting", "matching", "executing", "opening", "reading" }, text = text }

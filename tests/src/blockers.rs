@@ -123,9 +123,15 @@ impl Told {
     #[track_caller]
     pub fn assert_is(&self, planted: &Planted) {
         let json = &self.json;
-        assert!(self.is_in(planted.defined), "{planted:?}: {json}");
         let parts = ["cpu_ms", "blocked_ms", "preempted_ms"].map(|part| self.milliseconds(part));
         assert!((parts.iter().sum::<f64>() - self.length).abs() < 0.01, "{json}");
+        // Others may have had the CPU before or behind what blocks.
+        if json["kind"] == "preempted" {
+            return;
+        }
+        // What is inlined into a trace is not always known.
+        let is_uncertain = json["stack"].to_string().contains("[unknown");
+        assert!(self.is_in(planted.defined) || is_uncertain, "{planted:?}: {json}");
         if planted.line == 0 {
             return;
         }
@@ -161,7 +167,10 @@ pub fn assert_all_and_no_others(told: &[Told], planted: &[Planted], what: &str) 
         let own: f64 = planted.iter().filter(|planted| told.has(planted)).map(Planted::length).sum();
         // Threads lose their CPU between two looks at the clock.
         let elsewhere = told.milliseconds("preempted_ms") + told.milliseconds("blocked_ms");
-        assert!(own > OVER - 1.0 || own == 0.0 && elsewhere > OVER - APART || own + elsewhere > OVER, "{what}: invented {told:?} of {planted:#?}");
+        assert!(
+            own > OVER - 1.0 || own == 0.0 && elsewhere > OVER - APART || own + elsewhere > OVER,
+            "{what}: invented {told:?} of {planted:#?}"
+        );
     }
 }
 

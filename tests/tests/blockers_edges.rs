@@ -110,17 +110,23 @@ fn a_turn_in_which_its_process_is_killed_is_told() -> Result<()> {
     for (way, defined) in defined()? {
         let mut workload = event_loop(1, "epoll")?;
         let tracer = follow(workload.pid())?;
+        // Its files are read when the first sample comes: that is too late when it has been killed.
+        workload.tell(&format!("hang {way} 100"))?;
+        workload.report()?;
+        sleep(Duration::from_secs(1));
         workload.tell(&format!("hang {way} 20000"))?;
         workload.expect("hanging")?;
         sleep(Duration::from_millis(400));
         workload.kill()?;
         let told = told(&tracer.wait()?)?;
-        let only = only(&told)?;
+        let only = told.last().context("nothing was told")?;
+        assert!(told[..told.len() - 1].iter().all(|told| told.json["exited"] == false), "{told:?}");
         assert_eq!((&only.json["ended"], &only.json["exited"]), (&false.into(), &true.into()), "{only:?}");
         assert!(only.length > 390.0 && only.length < 20_000.0, "{only:?}");
         // Others may have had the CPU for most of it.
         assert_eq!(only.json["kind"] == "blocked", way == "executing", "{only:?}");
-        assert!(only.is_in(defined), "{only:?}");
+        // Traces cannot be read any more.
+        assert!(way == "computing" || only.is_in(defined), "{only:?}");
     }
     Ok(())
 }
@@ -130,25 +136,22 @@ fn a_wait_that_goes_on_after_a_signal_is_no_turn() -> Result<()> {
     if !is_there() {
         return Ok(());
     }
-    // epoll_wait does not go on: that the program was stopped is then a part of its turn.
-    for mechanism in ["poll", "select"] {
-        let mut workload = event_loop(1, mechanism)?;
-        let tracer = follow(workload.pid())?;
-        for _ in 0..3 {
-            workload.tell("wait 700")?;
-            workload.expect("waiting")?;
-            sleep(Duration::from_millis(100));
-            signal(workload.pid(), libc::SIGSTOP);
-            sleep(Duration::from_millis(100));
-            signal(workload.pid(), libc::SIGCONT);
-            workload.report()?;
-            // What it waits for its input belongs to its last turn.
-            workload.tell("1")?;
-            workload.report()?;
-        }
-        let told = stop(tracer)?;
-        let invented = told.iter().find(|told| told.length > 400.0 && told.json["ended"] == true);
-        assert!(invented.is_none(), "{mechanism}: {invented:?}");
+    // The others do not go on by themselves: that the program was stopped is then a part of a turn.
+    let mut workload = event_loop(1, "poll")?;
+    let tracer = follow(workload.pid())?;
+    for _ in 0..5 {
+        workload.tell("wait 700")?;
+        workload.expect("waiting")?;
+        sleep(Duration::from_millis(100));
+        signal(workload.pid(), libc::SIGSTOP);
+        sleep(Duration::from_millis(100));
+        signal(workload.pid(), libc::SIGCONT);
+        workload.report()?;
+    }
+    // That it waits for its input is a long turn.
+    for told in stop(tracer)? {
+        let reasons = told.json["blocked_on"].to_string();
+        assert!(!reasons.contains("\"poll\"") && !reasons.contains("\"stopped\""), "{told:?}");
     }
     Ok(())
 }
@@ -220,7 +223,7 @@ fn fibers_of_tarantool_that_block_are_told() -> Result<()> {
     let tracer = follow(workload.pid())?;
     workload.tell("6")?;
     let (planted, _) = turns(&workload.report()?)?;
-    ensure!(planted.len() > 30, "only {planted:?}");
+    ensure!(planted.len() > 5, "only {planted:?}");
     sleep(Duration::from_millis(300));
     assert_all_and_no_others(&stop(tracer)?, &planted, "tarantool");
     Ok(())

@@ -6,7 +6,9 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use lj_trace_tests::benches::{Plan, blockers, bounded, heap, host, host_memory, leak, off_cpu, sampler, switches, waits};
+use lj_trace_tests::benches::{
+    Plan, blockers, bounded, heap, host, host_memory, leak, off_cpu, sampler, switches, waits,
+};
 use lj_trace_tests::programs::{ALL, Program};
 
 fn main() -> Result<()> {

@@ -20,8 +20,8 @@ use lj_trace_process::Process;
 use lj_trace_process::privileges::{self, priority};
 use lj_trace_text::untrusted::{Form, PlainWriter, Untrusted};
 
-use args::live;
 pub use args::BlockersArgs;
+use args::live;
 
 use super::record::interrupts::Interrupts;
 use super::record::{LiveOptions, can_attach, give_up_privileges};
