@@ -38,6 +38,18 @@ pub fn count_exactly(counter: Counter) -> u64 {
     }
 }
 
+/// Adds to a counter that others add to as well.
+///
+/// # Safety
+/// It is an aligned word of a map.
+#[inline(always)]
+pub unsafe fn add_to(place: *mut u64, amount: u64) {
+    // SAFETY: the caller vouches for the place. The addition is one instruction (`BPF_ATOMIC`, `BPF_ADD`).
+    unsafe {
+        asm!("lock *(u64 *)({place} + 0) += {amount}", place = in(reg) place, amount = in(reg) amount, options(nostack));
+    }
+}
+
 /// Adds to a counter of this CPU; returns what it was before.
 #[inline(always)]
 pub fn add(counter: Counter, amount: u64) -> u64 {

@@ -21,6 +21,7 @@ use lj_trace_common::off_cpu::{
 use lj_trace_common::turn::{DEEPER, DEEPER_WAITS, EndedTurn, LENGTHS, LoopCall, TURN_ENDED, step_of};
 
 use crate::arch;
+use crate::count::add_to;
 use crate::maps::{OFF_CPU_THREADS, SAMPLES, TURN_LENGTHS};
 use crate::off_cpu::{forget, known, make};
 use crate::scratch::PAYLOAD;
@@ -201,9 +202,9 @@ fn end_turn(process: &OffCpuProcess, entry: &OffCpuThread, tid: u32, has_exited:
     unsafe {
         let place = (&raw mut (*lengths).turns).cast::<u64>();
         if step < LENGTHS {
-            add(place.add(step), 1);
+            add_to(place.add(step), 1);
         }
-        add(&raw mut (*lengths).time, length);
+        add_to(&raw mut (*lengths).time, length);
     }
     if process.over == 0 || length < process.over {
         return;
@@ -228,19 +229,7 @@ fn end_turn(process: &OffCpuProcess, entry: &OffCpuThread, tid: u32, has_exited:
     };
     if outcome != 0 {
         // SAFETY: as above.
-        unsafe { add(&raw mut (*lengths).lost, 1) };
-    }
-}
-
-/// Adds to a counter that others add to as well.
-///
-/// # Safety
-/// It is an aligned word of a map.
-#[inline(always)]
-unsafe fn add(place: *mut u64, amount: u64) {
-    // SAFETY: the caller vouches for the place. The addition is one instruction (`BPF_ATOMIC`, `BPF_ADD`).
-    unsafe {
-        core::arch::asm!("lock *(u64 *)({place} + 0) += {amount}", place = in(reg) place, amount = in(reg) amount, options(nostack));
+        unsafe { add_to(&raw mut (*lengths).lost, 1) };
     }
 }
 
