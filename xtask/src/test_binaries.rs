@@ -134,7 +134,7 @@ pub fn build(packages: &[String], filter: Option<&str>, prepare: impl Fn(&mut Co
 }
 
 /// Those of the tests that may run beside others, and those that want the machine to themselves.
-pub fn by_company<'a>(binaries: Vec<&'a TestBinary>) -> (Vec<&'a TestBinary>, Vec<&'a TestBinary>) {
+pub fn by_company(binaries: Vec<&TestBinary>) -> (Vec<&TestBinary>, Vec<&TestBinary>) {
     binaries.into_iter().partition(|binary| {
         let alone: &[&str] = if binary.is_end_to_end() { &ALONE } else { &UNIT_ALONE };
         !alone.contains(&binary.name.as_str())
