@@ -1,7 +1,7 @@
 //! What has blocked an event loop: long turns, each with what was seen in it.
 //!
 //! The lengths of turns are measured; what a turn did is told by samples of the CPU and of waits, which carry the number of
-//! their turn ([`gather`]). Pure logic: no kernel, no process.
+//! their turn (`gather`). Pure logic: no kernel, no process.
 
 mod blame;
 mod gather;
