@@ -4,14 +4,12 @@
 //! [`CFRAME_OFS_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L158-L180
 
 use crate::arch::ADDRESS_END;
+pub use crate::arch::C_FRAME_WORDS;
 use crate::frame::CFRAME_FLAGS;
 use crate::layout::VmLayout;
 
 /// How many bytes from the beginning of a C frame all that is looked at lies within.
 pub const C_FRAME_HEAD: u64 = 8 * C_FRAME_WORDS as u64;
-
-/// The same in words: C frames are larger (`CFRAME_SIZE`: 80 bytes, 96 in Tarantool).
-pub const C_FRAME_WORDS: usize = 8;
 
 /// More results than any call returns, and more bytes than a Lua stack has (`LUAI_MAXSTACK`, `luaconf.h`).
 const TOO_MANY: u32 = 1 << 24;

@@ -46,9 +46,12 @@ pub const NO_VM: u32 = u32::MAX;
 /// The general registers of a thread, numbered as in DWARF, and its program counter. [`reg`] has them by role.
 pub type SampledRegisters = [u64; REGISTERS];
 
+/// None of them known.
+pub const NO_REGISTERS: SampledRegisters = [0; REGISTERS];
+
 /// The fixed part of a CPU sample.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct SampleHeader {
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
@@ -119,6 +122,14 @@ pub struct SampleHeader {
     pub trace: RunningTrace,
     /// Which request it was for.
     pub request: RequestMarks,
+}
+
+// The library has no `Default` for arrays of as many registers as some processors have.
+impl Default for SampleHeader {
+    fn default() -> Self {
+        // SAFETY: it is plain data, for which zeros are as good as any other bytes.
+        unsafe { core::mem::zeroed() }
+    }
 }
 
 /// What a [`FrameRecord`] stands for.

@@ -1,11 +1,15 @@
 //! The beginnings of objects, read in one piece: in the kernel, a read costs about as much for one field as for
 //! all of them.
 
+use crate::arch::C_FRAME_WORDS;
 use crate::memory::{Pod, ReadMemory, Unreadable};
 
-/// The most words of an object that are read: as many as traces need, and a power of two, so that an index is made safe
-/// by a mask ([`Head::u64`]).
-const WORDS: usize = 16;
+/// As many words as traces need.
+const TRACE_WORDS: usize = 16;
+
+/// The most words of an object that are read: as many as traces and C frames need, and a power of two, so that an index is made
+/// safe by a mask ([`Head::u64`]).
+const WORDS: usize = if C_FRAME_WORDS > TRACE_WORDS { C_FRAME_WORDS.next_power_of_two() } else { TRACE_WORDS };
 
 /// The first words of an object, whose fields lie in one word each, as compilers align them.
 ///

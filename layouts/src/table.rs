@@ -102,6 +102,7 @@ mod tests {
     use lj_trace_common::layout::{BytecodeSet, VmStates};
 
     use super::*;
+    use crate::dwarf::CFrameLayout;
     use crate::may_stay_undecided;
 
     fn tables() -> Vec<KnownLayout> {
@@ -116,6 +117,34 @@ mod tests {
         let row = rows.next().unwrap_or_else(|| panic!("{build} {mode}"));
         assert!(rows.next().is_none(), "{build} {mode} is listed twice");
         row.layout
+    }
+
+    #[test]
+    fn c_frames_of_arm64_are_those_that_code_can_make() {
+        let frame = |l: &VmLayout| CFrameLayout {
+            l: l.cframe_l,
+            pc: l.cframe_pc,
+            prev: l.cframe_prev,
+            nres: l.cframe_nres,
+            size: l.cframe_size,
+        };
+        let rows: Vec<_> = tables().into_iter().filter(|row| row.mode == "arm64").collect();
+        for possible in CFrameLayout::of_arm64() {
+            assert!(rows.iter().any(|row| frame(&row.layout) == possible), "{possible:?}");
+        }
+        for row in &rows {
+            assert!(CFrameLayout::of_arm64().contains(&frame(&row.layout)), "{}", row.builds);
+        }
+        // Some rows differ in nothing else: what tells them apart has to be the C frame.
+        let but_for_the_frame = |row: &KnownLayout| VmLayout {
+            cframe_l: 0,
+            cframe_pc: 0,
+            cframe_prev: 0,
+            cframe_nres: 0,
+            ..row.layout
+        };
+        let alike = |one: usize, other: usize| but_for_the_frame(&rows[one]) == but_for_the_frame(&rows[other]);
+        assert!((0..rows.len()).any(|one| (0..one).any(|other| alike(one, other))));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use lj_trace_common::event::{FrameRecord, RecordKind, SampleHeader, SampledRegisters, reg};
+use lj_trace_common::event::{FrameRecord, NO_REGISTERS, RecordKind, SampleHeader, SampledRegisters, reg};
 use lj_trace_common::frame::{CFRAME_FLAGS, WalkEnd};
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory;
@@ -161,7 +161,7 @@ impl StackSnapshot {
 
     /// The registers that are known there; zeros for the others.
     fn registers(&self) -> SampledRegisters {
-        let mut registers = SampledRegisters::default();
+        let mut registers = NO_REGISTERS;
         match self.entry {
             Entry::Registers { pc, sp } => (registers[reg::PC], registers[reg::SP]) = (pc, sp),
             Entry::Stopped(all) => registers = all,

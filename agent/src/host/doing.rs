@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use lj_trace_common::event::{FrameRecord, NO_POSITION, RecordKind, SampledRegisters};
+use lj_trace_common::event::{FrameRecord, NO_POSITION, NO_REGISTERS, RecordKind};
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::{FunctionNamer, Prototype, PrototypeKey, Vm, VmStatus};
 use lj_trace_process::ProcessMemory;
@@ -34,7 +34,7 @@ pub fn activity(memory: &ProcessMemory, vm: &Vm, status: &VmStatus) -> Option<Ac
     let snapshot = CoroutineSnapshot::read(memory, vm, thread).filter(|snapshot| snapshot.cframe != 0)?;
     let live = PageCache::new(memory);
     let view = View { live: &live, copies: snapshot.copies().to_vec() };
-    let stack = LuaStack::of_running(&view, vm, 0, &snapshot, &SampledRegisters::default());
+    let stack = LuaStack::of_running(&view, vm, 0, &snapshot, &NO_REGISTERS);
     let mut activity = Activity { state: status.state.to_string(), function: None, source: None, line: None };
     let is_lua = |record: &FrameRecord| record.kind == RecordKind::Lua as u8;
     if let Some(index) = stack.frames.iter().position(is_lua)

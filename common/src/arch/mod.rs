@@ -19,8 +19,10 @@
 //! | `reg::HANDLER_DATA` | where an exception's handler gets its first argument: unwind tables name it only in functions that throw |
 //! | `ADDRESS_END` | first address that no program has. Addresses of the VM's objects are below 2^47 on all processors |
 //! | `BREAKPOINT` | the instruction that the kernel puts where a probe is |
+//! | `C_FRAME_WORDS` | how many words from the beginning of a C frame all that is looked at lies within |
 //! | `CFRAME_L` | where a C frame has its coroutine, without GC64 and with it, in all builds |
 //! | `STATE_NAMES_TRACE` | whether `vmstate` is the number of the trace that runs |
+//! | `code_address` | a return address without what may sign it |
 //! | `return_address_below` | where a C function returns to that the interpreter has called |
 //! | `trace_return_slot` | where a C function's return address lies that a trace has called |
 //! | `exit_stubs` | where the exit stubs of a trace are |
@@ -29,15 +31,20 @@
 
 mod roles;
 
+#[cfg(any(target_arch = "aarch64", feature = "traced-aarch64"))]
+mod aarch64;
+#[cfg(any(target_arch = "aarch64", feature = "traced-aarch64"))]
+pub use aarch64::*;
+
 #[cfg(all(any(target_arch = "x86_64", target_arch = "bpf"), not(feature = "traced-aarch64")))]
 mod x86_64;
 #[cfg(all(any(target_arch = "x86_64", target_arch = "bpf"), not(feature = "traced-aarch64")))]
 pub use x86_64::*;
 
-#[cfg(not(all(any(target_arch = "x86_64", target_arch = "bpf"), not(feature = "traced-aarch64"))))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "bpf", target_arch = "aarch64", feature = "traced-aarch64")))]
 compile_error!(
     "lj-trace does not support this processor yet. common/src/arch has to supply for it: REGISTERS, Register (ALL, \
      is_callee_saved), reg (PC, SP, FP, LINK, BASE, BYTECODE_PC, GLOBAL_STATE, KEPT_BASE, CONTINUED, ARGUMENTS, EXIT_NUMBER, \
-     HANDLER_DATA), ADDRESS_END, BREAKPOINT, CFRAME_L, STATE_NAMES_TRACE, return_address_below, trace_return_slot, \
-     exit_stubs. See docs/architectures.md"
+     HANDLER_DATA), ADDRESS_END, BREAKPOINT, C_FRAME_WORDS, CFRAME_L, STATE_NAMES_TRACE, return_address_below, \
+     trace_return_slot, exit_stubs, code_address. See docs/architectures.md"
 );

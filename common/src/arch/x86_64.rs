@@ -99,6 +99,9 @@ pub const STATE_NAMES_TRACE: bool = true;
 /// Where a C frame has its coroutine (`CFRAME_OFS_L`): without GC64, and with it.
 pub const CFRAME_L: [usize; 2] = [24, 16];
 
+/// How many words of a C frame are looked at: it has 80 bytes, 96 in Tarantool.
+pub const C_FRAME_WORDS: usize = 8;
+
 /// From the lowest byte of the C frame to the slot in which a trace's calls put their return address, less what the
 /// trace has for itself (`spadjust`): two saved registers lie between (`BC_JLOOP`, `vm_x64.dasc` and `vm_x86.dasc`).
 const RETURN_SLOT: u64 = 24;
@@ -129,4 +132,10 @@ pub const fn trace_return_slot(cframe: u64, spadjust: u32) -> u64 {
 #[inline(always)]
 pub const fn exit_stubs((area, area_size): (u64, u64), _code: (u64, u64)) -> (u64, u64) {
     (area, if area_size < EXIT_STUBS { area_size } else { EXIT_STUBS })
+}
+
+/// A return address without its signature: none has one.
+#[inline(always)]
+pub const fn code_address(signed: u64) -> u64 {
+    signed
 }

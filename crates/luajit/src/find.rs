@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use lj_trace_common::layout::{ABSENT, VmLayout};
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_process::{Maps, PageKind, Process, TargetError};
+use lj_trace_unwind::vm_frame::CodeFrame;
 
 use super::debug_layout;
 use super::known_files;
@@ -391,15 +392,14 @@ impl<'a> Examined<'a> {
         self.evidence.fill(Evidence::NONE);
     }
 
-    /// If only layouts fit whose C frames have another size than the interpreter's code tells, begins anew with those of
-    /// that size: the right one may lie the same, and have had less luck with memory that moves. Whether it did.
+    /// If only layouts fit whose C frames are not as the interpreter's code tells, begins anew with those whose are: the right one may lie the same, and have had less luck with memory that moves. Whether it did.
     fn rule_out_other_frames(&mut self) -> bool {
         let memory = self.process.memory();
         let mut fitting = self.layouts.iter().zip(&self.evidence).filter(|(_, evidence)| evidence.fits());
         let Some((first, _)) = fitting.clone().next() else { return false };
         let targets = Look::new(&memory, &self.maps, self.candidate).dispatch_targets(&first.layout);
-        let (_, Some(size)) = interpreter_text(&memory, &self.maps, &targets) else { return false };
-        let has_it = |known: &KnownLayout| u64::from(known.layout.cframe_size) == size;
+        let (_, Some(frame)) = interpreter_text(&memory, &self.maps, &targets) else { return false };
+        let has_it = |known: &KnownLayout| frame.allows(known.layout.cframe_size, known.layout.cframe_l);
         let left: Rc<[KnownLayout]> = self.layouts.iter().filter(|known| has_it(known)).cloned().collect();
         if left.is_empty() || fitting.any(|(known, _)| has_it(known)) {
             return false;
@@ -528,16 +528,16 @@ fn decide<M: ReadMemory>(
     // Those come first that need the fewest options to fit: they are the most likely ones.
     fitting.sort_by_key(|known| known.options.len());
     let targets = Look::new(memory, maps, candidate).dispatch_targets(&fitting.first()?.layout);
-    let (mut text, frame_size) = interpreter_text(memory, maps, &targets);
-    if let Some(frame_size) = frame_size.or(cframe_size) {
+    let (mut text, frame) = interpreter_text(memory, maps, &targets);
+    if let Some(frame) = frame.or(cframe_size.map(|size| CodeFrame { size, l: None })) {
         let nearest = fitting.first()?.clone();
-        fitting.retain(|known| u64::from(known.layout.cframe_size) == frame_size);
+        fitting.retain(|known| frame.allows(known.layout.cframe_size, known.layout.cframe_l));
         if fitting.is_empty() {
             return Some(Err(FindError::UnknownLayout {
                 pid,
                 global,
                 nearest: format!("{nearest} ({})", nearest.mode),
-                violated: vec!["the C frame has the size that the interpreter's code tells"],
+                violated: vec!["the C frame is as the interpreter's code tells"],
             }));
         }
     }

@@ -16,10 +16,12 @@
 
 use std::cell::Cell;
 
+use lj_trace_common::arch::code_address;
 use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout, VmStates, gct};
 use lj_trace_common::memory::{ReadMemory, Unreadable};
 use lj_trace_process::{Mapping, Maps};
 
+use super::arch::cframe_return_slot;
 use super::object::{field, read_string, type_of};
 use super::overlay::Overlay;
 use super::scan::Candidate;
@@ -484,9 +486,12 @@ impl<M: ReadMemory> Facts<'_, M> {
                 return Ok(true);
             }
             let thread = self.field_ref(frame, self.layout.cframe_l)?;
-            let return_address: u64 = self.memory.read(field(frame, self.layout.cframe_size).wrapping_sub(8))?;
+            let return_address: u64 = self.memory.read(field(frame, cframe_return_slot(self.layout)))?;
             let previous: u64 = self.memory.read(field(frame, self.layout.cframe_prev))?;
-            if thread != self.thread || !self.is_code(return_address) || previous != 0 && previous <= frame {
+            if thread != self.thread
+                || !self.is_code(code_address(return_address))
+                || previous != 0 && previous <= frame
+            {
                 return Ok(false);
             }
             frame = previous;

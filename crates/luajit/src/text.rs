@@ -12,11 +12,13 @@
 use std::ops::Range;
 
 use gimli::{BaseAddresses, CfaRule, EhFrame, EhFrameHdr, LittleEndian, UnwindContext, UnwindSection as _};
+use lj_trace_common::arch::reg;
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_process::{Mapping, Maps};
-use lj_trace_unwind::arch::{edges, frame_size};
+use lj_trace_unwind::arch::{VENDOR, code_frame, edges};
 use lj_trace_unwind::vm_edges::Edges;
+use lj_trace_unwind::vm_frame::CodeFrame;
 use object::Endianness;
 use object::elf::{FileHeader64, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
@@ -29,7 +31,7 @@ use super::object::{read_bytes, read_some};
 pub struct DescribedFunction {
     /// Its machine code.
     pub range: Range<u64>,
-    /// Distance from the stack pointer to the caller's frame, in the function's body.
+    /// Distance from the stack pointer to the caller's frame, in the function's body, if it is counted from there.
     pub frame_size: Option<u64>,
 }
 
@@ -39,31 +41,42 @@ const MAX_TEXT: u64 = 128 << 10;
 /// No unwind information is longer: that of a browser has 20 MB.
 const MAX_SECTION: usize = 128 << 20;
 
-/// The range of the interpreter's code, which the dispatch table's `targets` are in, and the size of its C frames
-/// if that is known.
-pub fn interpreter_text<M: ReadMemory>(memory: &M, maps: &Maps, targets: &[u64]) -> (InterpreterText, Option<u64>) {
+/// The range of the interpreter's code, which the dispatch table's `targets` are in, and its C frames, as far as they are known.
+pub fn interpreter_text<M: ReadMemory>(
+    memory: &M,
+    maps: &Maps,
+    targets: &[u64],
+) -> (InterpreterText, Option<CodeFrame>) {
     let (start, end) = (targets.iter().min().copied().unwrap_or(0), targets.iter().max().copied().unwrap_or(0));
     let covers = |range: &Range<u64>| range.contains(&start) && range.contains(&end);
     let information = UnwindInformation::read(memory, maps, start);
     if let Some(function) = information.as_ref().and_then(|information| information.function(start))
         && covers(&function.range)
     {
-        return (InterpreterText { range: function.range, exact: true, edges: Edges::default() }, function.frame_size);
+        let frame = match function.frame_size {
+            Some(size) => Some(CodeFrame { size, l: None }),
+            None => code_frame(&read_code(memory, &function.range)),
+        };
+        return (InterpreterText { range: function.range, exact: true, edges: Edges::default() }, frame);
     }
     // Built with LUAJIT_NO_UNWIND: the interpreter is the hole between the functions that are described.
     let hole = information.and_then(|information| information.hole(start)).filter(covers);
     let hole = hole.filter(|hole| hole.end - hole.start <= MAX_TEXT);
     let exact = hole.is_some();
     let range = hole.unwrap_or(start..end.saturating_add(1));
-    let code = read_some(memory, range.start, usize::try_from((range.end - range.start).min(MAX_TEXT)).unwrap_or(0));
-    let frame_size = frame_size(&code);
-    (InterpreterText { range, exact, edges: Edges::default() }, frame_size)
+    let frame = code_frame(&read_code(memory, &range));
+    (InterpreterText { range, exact, edges: Edges::default() }, frame)
+}
+
+/// The interpreter's code, as far as it can be read.
+fn read_code<M: ReadMemory>(memory: &M, range: &Range<u64>) -> Vec<u8> {
+    let length = usize::try_from(range.end.saturating_sub(range.start).min(MAX_TEXT)).unwrap_or(0);
+    read_some(memory, range.start, length)
 }
 
 /// Where the interpreter has no Lua frame in a C frame: its code must be known, and the VM's layout.
 pub fn interpreter_edges<M: ReadMemory>(memory: &M, range: &Range<u64>, layout: &VmLayout) -> Edges {
-    let length = usize::try_from(range.end.saturating_sub(range.start).min(MAX_TEXT)).unwrap_or(0);
-    edges(&read_some(memory, range.start, length), range.start, layout)
+    edges(&read_code(memory, range), range.start, layout)
 }
 
 /// The function around `address`, if the file mapped there has unwind information for it.
@@ -111,13 +124,16 @@ impl UnwindInformation {
     /// The function around `address`.
     fn function(&self, address: u64) -> Option<DescribedFunction> {
         let index = EhFrameHdr::new(&self.index, LittleEndian).parse(&self.bases, 8).ok()?;
-        let frames = EhFrame::new(&self.frames, LittleEndian);
+        let mut frames = EhFrame::new(&self.frames, LittleEndian);
+        frames.set_vendor(VENDOR);
         let entry = index.table()?.fde_for_address(&frames, &self.bases, address, EhFrame::cie_from_offset).ok()?;
         let mut context = UnwindContext::new();
         let row = entry.unwind_info_for_address(&frames, &self.bases, &mut context, address).ok();
         let frame_size = row.and_then(|row| match row.cfa() {
-            CfaRule::RegisterAndOffset { offset, .. } => u64::try_from(*offset).ok(),
-            CfaRule::Expression(_) => None,
+            CfaRule::RegisterAndOffset { register, offset } if usize::from(register.0) == reg::SP => {
+                u64::try_from(*offset).ok()
+            }
+            CfaRule::RegisterAndOffset { .. } | CfaRule::Expression(_) => None,
         });
         let start = entry.initial_address();
         Some(DescribedFunction { range: start..start.checked_add(entry.len())?, frame_size })

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use aya::include_bytes_aligned;
 use memchr::memmem;
 
+use super::arch;
 use super::mechanism::Mechanism;
 
 /// The ELF object with every BPF program and map; empty if lj-trace was built without its BPF programs.
@@ -14,15 +15,27 @@ pub static BPF_OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "
 
 /// This lj-trace has no BPF programs inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this lj-trace was built without its BPF programs: build it with `cargo xtask build`")]
-pub struct NoBpfPrograms;
+pub enum NoBpfPrograms {
+    /// It was built without them, as a plain `cargo build` does.
+    #[error("this lj-trace was built without its BPF programs: build it with `cargo xtask build`")]
+    NotBuilt,
+    /// There are none for its processor.
+    #[error("recording is not supported on {arch} yet: `list`, `dump`, `heap` and `jit` work there", arch = std::env::consts::ARCH)]
+    NotWritten,
+}
+
+/// Whether there are BPF programs for this processor.
+pub const ARE_WRITTEN: bool = arch::HAS_BPF_PROGRAMS;
 
 /// The compiled BPF programs.
 ///
 /// # Errors
-/// [`NoBpfPrograms`] if this binary was built without them, as a plain `cargo build` does.
+/// [`NoBpfPrograms`] if this binary has none.
 pub fn object() -> Result<&'static [u8], NoBpfPrograms> {
-    if BPF_OBJECT.is_empty() { Err(NoBpfPrograms) } else { Ok(BPF_OBJECT) }
+    if !ARE_WRITTEN {
+        return Err(NoBpfPrograms::NotWritten);
+    }
+    if BPF_OBJECT.is_empty() { Err(NoBpfPrograms::NotBuilt) } else { Ok(BPF_OBJECT) }
 }
 
 /// The same with its probes declared as this mechanism needs them: aya takes it from the names of their sections, which
@@ -56,7 +69,8 @@ mod tests {
                 assert!(object.starts_with(b"\x7fELF"));
                 assert_eq!(object.as_ptr().align_offset(align_of::<u64>()), 0);
             }
-            Err(error) => assert!(error.to_string().contains("cargo xtask build")),
+            Err(NoBpfPrograms::NotBuilt) => assert!(NoBpfPrograms::NotBuilt.to_string().contains("cargo xtask build")),
+            Err(NoBpfPrograms::NotWritten) => assert!(!ARE_WRITTEN),
         }
     }
 

@@ -1,6 +1,6 @@
 //! A row of an unwind table: how to get from a frame to its caller at one instruction.
 
-use lj_trace_common::arch::reg;
+use lj_trace_common::arch::{code_address, reg};
 use lj_trace_process::sandbox::wire::{Bytes, Wire, put_bytes, take_bytes};
 
 use super::expression::{self, Expression};
@@ -84,11 +84,17 @@ impl UnwindRow {
     pub fn apply(&self, registers: &Registers, stack: &StackCopy<'_>) -> Result<Registers, UnwindEnd> {
         let cfa = self.cfa(registers, stack)?;
         // Where the table has no rule for it, the return address is still where the call has put it.
-        let link = reg::LINK.and_then(|link| registers.get(Register::ALL[link]));
+        let link = reg::LINK.map(|link| registers.get(Register::ALL[link]));
+        let is_in_link = |rule: Option<&(Register, SavedRule)>| rule.is_none_or(|(_, rule)| *rule == SavedRule::Same);
+        if link == Some(None) && is_in_link(self.saved.iter().find(|(register, _)| *register == Register::PC)) {
+            return Err(UnwindEnd::RegisterLost { pc: registers.pc() });
+        }
+        let link = link.flatten();
         let mut caller = registers.preserved_by_call(link.unwrap_or(0), cfa);
         for (register, rule) in &self.saved {
             let value = match rule {
                 SavedRule::Undefined => None,
+                SavedRule::Same if *register == Register::PC && link.is_some() => link,
                 SavedRule::Same => registers.get(*register),
                 SavedRule::AtCfa(offset) => {
                     let slot = cfa.wrapping_add_signed(*offset);
@@ -110,6 +116,7 @@ impl UnwindRow {
             };
             caller.set(*register, value);
         }
+        caller.set(Register::PC, Some(code_address(caller.pc())));
         // Undefined, or never given: the outermost frame. So is one that returns to nowhere.
         if caller.pc() == 0 { Err(UnwindEnd::Entry) } else { Ok(caller) }
     }

@@ -7,6 +7,7 @@ use gimli::{
     ParsedEhFrameHdr, RegisterRule, UnwindContext, UnwindExpression, UnwindSection as _, UnwindTableRow,
 };
 
+use super::arch::VENDOR;
 use super::registers::Register;
 use super::row::{CfaRule, SavedRule, UnwindRow};
 
@@ -140,7 +141,9 @@ impl UnwindTable {
     }
 
     fn frame(&self) -> EhFrame<Slice<'_>> {
-        EhFrame::new(&self.eh_frame.bytes, LittleEndian)
+        let mut frame = EhFrame::new(&self.eh_frame.bytes, LittleEndian);
+        frame.set_vendor(VENDOR);
+        frame
     }
 
     fn bases(&self) -> BaseAddresses {

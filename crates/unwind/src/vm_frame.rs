@@ -56,6 +56,22 @@ impl CFrame {
     }
 }
 
+/// What an interpreter's code tells of its C frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CodeFrame {
+    /// How many bytes they have (`CFRAME_SIZE`).
+    pub size: u64,
+    /// How many bytes from their beginning they have their coroutine (`CFRAME_OFS_L`), where builds of one size differ in that.
+    pub l: Option<u64>,
+}
+
+impl CodeFrame {
+    /// Whether C frames may have this size, and their coroutine there.
+    pub fn allows(&self, size: u16, l: u16) -> bool {
+        self.size == u64::from(size) && self.l.is_none_or(|own| own == u64::from(l))
+    }
+}
+
 /// Which of the VM's code a frame runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Region {

@@ -1,8 +1,10 @@
 //! The C frame: what LuaJIT's assembler code keeps on the C stack (`lj_frame.h`). Its shape is fixed by macros, of
 //! which debug information says nothing.
 //!
-//! LuaJIT's sources: [`CFRAME_SIZE`].
+//! LuaJIT's sources: [`CFRAME_SIZE`], [of arm64], [of arm64 before September 2021].
 //!
+//! [of arm64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L194-L202
+//! [of arm64 before September 2021]: https://github.com/LuaJIT/LuaJIT/blob/28440544ba7fc494ecc822c37750991a101e41cd/src/lj_frame.h#L194-L202
 //! [`CFRAME_SIZE`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L158-L180
 
 use lj_trace_common::layout::VmStates;
@@ -53,5 +55,10 @@ impl CFrameLayout {
         // Tarantool saves the VM state there too, since it has the finer states.
         let (prev, size) = if states == VmStates::Tarantool { (48, 96) } else { (32, 80) };
         [0, NO_UNWIND].map(|more| Self { l, pc, prev, nres, size: size + more })
+    }
+
+    /// What it can be in an arm64 program: since September 2021, and before.
+    pub const fn of_arm64() -> [Self; 2] {
+        [Self { l: 16, pc: 8, prev: 0, nres: 40, size: 208 }, Self { l: 176, pc: 168, prev: 160, nres: 200, size: 208 }]
     }
 }

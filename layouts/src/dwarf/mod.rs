@@ -8,7 +8,7 @@ mod types;
 use lj_trace_common::layout::VmLayout;
 use object::{Architecture, Object, ObjectKind};
 
-use c_frame::CFrameLayout;
+pub(crate) use c_frame::CFrameLayout;
 use types::{Types, WantedFields};
 
 /// Why debug information gives no layout.
@@ -46,7 +46,7 @@ impl From<gimli::Error> for DwarfError {
     }
 }
 
-/// The layouts that a file may have: one, or two where it does not tell how large its C frames are.
+/// The layouts that a file may have: one, or two where it does not tell what its C frames are like.
 ///
 /// # Errors
 /// [`DwarfError`] if the file has no debug information of a LuaJIT, or not enough.
@@ -60,8 +60,13 @@ pub fn read<'data>(file: &impl Object<'data>) -> Result<Vec<VmLayout>, DwarfErro
     if let Some(c_frame) = CFrameLayout::of_probe(&types) {
         return Ok(vec![fields::layout(&types, &c_frame)?]);
     }
-    if file.architecture() != Architecture::X86_64 {
-        return Err(DwarfError::OtherProcessor);
+    match file.architecture() {
+        Architecture::X86_64 => {}
+        // The interpreter's code tells which of these it is, if the file does not.
+        Architecture::Aarch64 => {
+            return CFrameLayout::of_arm64().iter().map(|c_frame| fields::layout(&types, c_frame)).collect();
+        }
+        _ => return Err(DwarfError::OtherProcessor),
     }
     let possible = CFrameLayout::of_x64(fields::is_gc64(&types)?, fields::vm_states(&types));
     let size = interpreter::c_frame_size(file);

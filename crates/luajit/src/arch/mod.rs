@@ -12,6 +12,7 @@
 //! | `exit_byte_at` | the lowest byte of the exit whose stub begins at an address |
 //! | `exit_in_handler` | the exit that the trace exit handler works on |
 //! | `has_left_its_frame` | whether a trace's own part of the stack is gone, by how far the stack pointer is from the C frame |
+//! | `cframe_return_slot` | where a C frame has its return address |
 //! | `MODE` | what layouts of this processor are called, with GC64 and without |
 //!
 //! [`MCode`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L170
@@ -22,13 +23,25 @@ mod instruction;
 
 pub use instruction::{Machine, MachineAction, MachineOperation};
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "aarch64")]
+pub use aarch64::*;
+
+// What of it knows no registers of its own is tested on every processor.
+#[cfg(all(test, not(target_arch = "aarch64")))]
+#[allow(dead_code, reason = "only its tests are wanted")]
+mod aarch64 {
+    mod machine;
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!(
     "lj-trace-luajit does not support this processor yet. crates/luajit/src/arch has to supply for it: decode, base_stores, \
-     MCODE_UNIT, exit_at, exit_byte_at, exit_in_handler, has_left_its_frame, MODE. See docs/architectures.md"
+     MCODE_UNIT, exit_at, exit_byte_at, exit_in_handler, has_left_its_frame, cframe_return_slot, MODE. See docs/architectures.md"
 );

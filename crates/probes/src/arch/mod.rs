@@ -11,6 +11,7 @@
 //! | `count_down`, `copy_in_bulk` | what ticks of a clock and watchpoints slow down, to be measured |
 //! | `next_instruction` | where a thread goes on that a signal has interrupted |
 //! | `SYSTEM_CALL` | what the names of the kernel's functions for system calls begin with |
+//! | `HAS_BPF_PROGRAMS` | whether `probe-ebpf/src/arch` has this processor |
 //! | `is_virtual` | whether `/proc/cpuinfo` says that this is a virtual machine |
 //!
 //! Registers, the ones of arguments among them, and the kernel's breakpoint are in [`lj_trace_common::arch`].
@@ -19,14 +20,26 @@ mod effects;
 
 pub use effects::{Control, Effects};
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "aarch64")]
+pub use aarch64::*;
+
+// What of it knows no registers of its own is tested on every processor.
+#[cfg(all(test, not(target_arch = "aarch64")))]
+#[allow(dead_code, reason = "only its tests are wanted")]
+mod aarch64 {
+    mod instruction;
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!(
     "lj-trace-probes does not support this processor yet. crates/probes/src/arch has to supply for it: MachineInstruction (decode, \
      size, name, control, effects, taken_if_zero), is_emulated, emulated, stepped, count_down, copy_in_bulk, \
-     next_instruction, is_virtual, SYSTEM_CALL. See docs/architectures.md"
+     next_instruction, is_virtual, SYSTEM_CALL, HAS_BPF_PROGRAMS. See docs/architectures.md"
 );

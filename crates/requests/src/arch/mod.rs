@@ -8,12 +8,17 @@
 
 use lj_trace_common::memory::ReadMemory;
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "aarch64")]
+use aarch64::read_accessor;
+
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
 use x86_64::read_accessor;
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!(
     "lj-trace-requests does not support this processor yet. crates/requests/src/arch has to supply for it: read_accessor. See \
      docs/architectures.md"

@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 
+use crate::arch::SIGNATURES;
+
 /// A name: its line in the table.
 pub type NameId = u16;
 
@@ -47,7 +49,7 @@ impl SignatureTable {
     /// The one that is built in.
     pub fn built_in() -> &'static Self {
         static TABLE: OnceLock<SignatureTable> = OnceLock::new();
-        TABLE.get_or_init(|| Self::parse(include_str!("../../signatures/x86_64.tsv")).unwrap_or_default())
+        TABLE.get_or_init(|| Self::parse(SIGNATURES).unwrap_or_default())
     }
 
     /// How many names there are.

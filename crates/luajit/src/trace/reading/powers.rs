@@ -7,6 +7,7 @@
 //! [`contptr`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L896-L904
 //! [`IRFLDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.h#L193-L197
 
+use lj_trace_common::arch::ADDRESS_END;
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 
@@ -94,5 +95,5 @@ fn is_continuation(bits: u64, functions: &TraceFunctions, text: &InterpreterText
     if text.exact {
         return text.range.contains(&bits);
     }
-    (1 << 16..1 << 47).contains(&bits) && functions.owner(bits).is_none()
+    (1 << 16..ADDRESS_END).contains(&bits) && functions.owner(bits).is_none()
 }

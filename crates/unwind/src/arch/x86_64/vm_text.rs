@@ -24,7 +24,7 @@ use std::ops::Range;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind};
 
 use crate::registers::Register;
-use crate::vm_frame::BaseAfterCall;
+use crate::vm_frame::{BaseAfterCall, CodeFrame};
 
 /// How the interpreter's frame is laid out: what `saveregs` pushes, and the space below.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -321,9 +321,9 @@ impl VmText {
     }
 }
 
-/// The size of an interpreter's C frames, as its epilogue shows it.
-pub fn frame_size(code: &[u8]) -> Option<u64> {
-    frame_shape(code).map(|shape| shape.size())
+/// What an interpreter's code tells of its C frames: their size, as its epilogue shows it.
+pub fn code_frame(code: &[u8]) -> Option<CodeFrame> {
+    frame_shape(code).map(|shape| CodeFrame { size: shape.size(), l: None })
 }
 
 /// Finds the epilogue (`add rsp, space; pop ...; ret`) and reads the frame's layout from it.

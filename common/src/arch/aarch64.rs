@@ -1,0 +1,154 @@
+//! AArch64 (arm64).
+//!
+//! LuaJIT's sources: [registers], [the C frame], [the C frame before September 2021], [`BC_JLOOP`], [`vm_exit_handler`],
+//! [exit stubs].
+//!
+//! [registers]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L33-L50
+//! [the C frame]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L108-L124
+//! [the C frame before September 2021]: https://github.com/LuaJIT/LuaJIT/blob/28440544ba7fc494ecc822c37750991a101e41cd/src/vm_arm64.dasc#L82-L97
+//! [`BC_JLOOP`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L3996-L4020
+//! [`vm_exit_handler`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L2033-L2085
+//! [exit stubs]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_arm64.h#L51-L77
+
+use crate::memory::{ReadMemory, Unreadable};
+use Register::{
+    Pc, Sp, X0, X1, X2, X3, X4, X5, X6, X7, X8, X9, X10, X11, X12, X13, X14, X15, X16, X17, X18, X19, X20, X21, X22,
+    X23, X24, X25, X26, X27, X28, X29, X30,
+};
+
+/// How many registers a sample has.
+pub const REGISTERS: usize = 33;
+
+/// A general register, in DWARF's numbering (DWARF for the Arm 64-bit Architecture, section 4.1): the program counter
+/// is number 32 there, too.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the registers' own names")]
+pub enum Register {
+    X0 = 0,
+    X1 = 1,
+    X2 = 2,
+    X3 = 3,
+    X4 = 4,
+    X5 = 5,
+    X6 = 6,
+    X7 = 7,
+    X8 = 8,
+    X9 = 9,
+    X10 = 10,
+    X11 = 11,
+    X12 = 12,
+    X13 = 13,
+    X14 = 14,
+    X15 = 15,
+    X16 = 16,
+    X17 = 17,
+    X18 = 18,
+    X19 = 19,
+    X20 = 20,
+    X21 = 21,
+    X22 = 22,
+    X23 = 23,
+    X24 = 24,
+    X25 = 25,
+    X26 = 26,
+    X27 = 27,
+    X28 = 28,
+    X29 = 29,
+    X30 = 30,
+    Sp = 31,
+    Pc = 32,
+}
+
+impl Register {
+    /// All of them, in DWARF's order.
+    pub const ALL: [Self; REGISTERS] = [
+        X0, X1, X2, X3, X4, X5, X6, X7, X8, X9, X10, X11, X12, X13, X14, X15, X16, X17, X18, X19, X20, X21, X22, X23,
+        X24, X25, X26, X27, X28, X29, X30, Sp, Pc,
+    ];
+
+    /// Whether a function must hand the register back as it found it (AAPCS64, 6.1.1).
+    pub const fn is_callee_saved(self) -> bool {
+        matches!(self, X19 | X20 | X21 | X22 | X23 | X24 | X25 | X26 | X27 | X28 | X29)
+    }
+}
+
+/// SampledRegisters by role, as indices into [`SampledRegisters`](crate::event::SampledRegisters).
+pub mod reg {
+    use super::Register::{Pc, Sp, X0, X1, X2, X3, X19, X21, X22, X29, X30};
+
+    /// The program counter.
+    pub const PC: usize = Pc as usize;
+    /// The stack pointer.
+    pub const SP: usize = Sp as usize;
+    /// The frame pointer.
+    pub const FP: usize = X29 as usize;
+    /// Calls leave the return address in the link register.
+    pub const LINK: Option<usize> = Some(X30 as usize);
+    /// BASE.
+    pub const BASE: usize = X19 as usize;
+    /// PC, the address of the next bytecode.
+    pub const BYTECODE_PC: usize = X21 as usize;
+    /// GL, the `global_State` itself.
+    pub const GLOBAL_STATE: usize = X22 as usize;
+    /// BASE is in a register that functions keep, and so stays there.
+    pub const KEPT_BASE: usize = X19 as usize;
+    /// CARG4: `cont_dispatch` copies BASE there before it takes the caller's back.
+    pub const CONTINUED: usize = X3 as usize;
+    /// AAPCS64, 6.8.2.
+    pub const ARGUMENTS: [usize; 4] = [X0 as usize, X1 as usize, X2 as usize, X3 as usize];
+    /// `vm_exit_handler`, behind the instructions that work it out of the address that the stub has left in `lr`.
+    pub const EXIT_NUMBER: usize = X0 as usize;
+    /// `__builtin_eh_return_data_regno(0)`.
+    pub const HANDLER_DATA: usize = X0 as usize;
+}
+
+/// First address that no program has: user space has 48 bits, unless it asks for more (52, where the kernel has them).
+pub const ADDRESS_END: u64 = 1 << 48;
+
+/// `brk #5`: `BRK64_OPCODE_UPROBES` of the kernel (`arch/arm64/include/asm/debug-monitors.h`).
+pub const BREAKPOINT: [u8; 4] = [0xa0, 0x00, 0x20, 0xd4];
+
+/// `BC_JLOOP` stores 0, and heads of traces store nothing.
+pub const STATE_NAMES_TRACE: bool = false;
+
+/// Where a C frame has its coroutine (`CFRAME_OFS_L`) since September 2021, all builds with GC64. In older builds it is 176
+/// bytes from the frame's beginning. The layout of a VM says which it is (`cframe_l`); these are for recordings, which this
+/// processor does not have yet.
+pub const CFRAME_L: [usize; 2] = [16, 16];
+
+/// How many words of a C frame are looked at: all, since old builds have what matters at its end.
+pub const C_FRAME_WORDS: usize = 26;
+
+/// Where the C function returns to that the interpreter has called in the C frame at `cframe`: calls leave that in a register,
+/// and what is called may keep it anywhere.
+///
+/// # Errors
+/// Always [`Unreadable`].
+#[inline(always)]
+pub fn return_address_below(_memory: &impl ReadMemory, _cframe: u64) -> Result<u64, Unreadable> {
+    Err(Unreadable)
+}
+
+/// Where the return address lies of a C function that a trace has called: in a register, or where that function has put it. 0,
+/// where nothing can be read.
+#[inline(always)]
+pub const fn trace_return_slot(_cframe: u64, _spadjust: u32) -> u64 {
+    0
+}
+
+/// How many bytes of the exit stubs of a trace are looked at: one instruction an exit, and six before these.
+const EXIT_STUBS: u64 = 4096;
+
+/// The exit stubs of a trace, as address and size: they are right behind its `code`, given as address and size.
+#[inline(always)]
+pub const fn exit_stubs(_area: (u64, u64), (code, size): (u64, u64)) -> (u64, u64) {
+    (code.wrapping_add(size), EXIT_STUBS)
+}
+
+/// A return address without its signature (`paciasp`), which is in the bits above those of addresses. Bit 55 tells the kernel's
+/// addresses, which no program returns to.
+#[inline(always)]
+pub const fn code_address(signed: u64) -> u64 {
+    signed & (ADDRESS_END - 1)
+}

@@ -1,0 +1,147 @@
+//! A64 instructions, as far as unwinding needs them. All have four bytes.
+
+use crate::references::References;
+
+/// `ret`.
+pub const RET: u32 = 0xd65f_03c0;
+/// The stack pointer, and the zero register, by number.
+const SP: u32 = 31;
+
+/// The instruction at the beginning of `code`, or after `offset` bytes of it.
+pub fn word(code: &[u8], offset: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(*code.get(offset..)?.first_chunk()?))
+}
+
+/// Whether it is a hint, as `nop`, `bti` and those that sign addresses are.
+pub const fn is_hint(word: u32) -> bool {
+    word & 0xffff_f01f == 0xd503_201f
+}
+
+/// Whether it calls: `bl`, `blr`, or one of the latter that authenticates.
+pub const fn is_call(word: u32) -> bool {
+    word >> 26 == 0b10_0101 || word & 0xfeff_f000 == 0xd63f_0000
+}
+
+/// How far `b` jumps, in bytes.
+pub const fn jump(word: u32) -> Option<i64> {
+    if word >> 26 == 0b00_0101 { Some(((word << 6) as i32 >> 4) as i64) } else { None }
+}
+
+/// Whether it is a conditional branch: `b.cond`, `cbz`, `cbnz`, `tbz`, `tbnz`.
+pub const fn is_branch(word: u32) -> bool {
+    word & 0xff00_0000 == 0x5400_0000 || word & 0x7c00_0000 == 0x3400_0000
+}
+
+/// Whether it goes elsewhere in another way: `br`, `blr`, `ret`, `eret` and the like, `svc`, `brk`, `bl`.
+pub const fn leaves(word: u32) -> bool {
+    word & 0xfe00_0000 == 0xd600_0000 || word & 0xff00_0000 == 0xd400_0000 || word >> 26 == 0b10_0101
+}
+
+/// Whether it may write the stack pointer: additions and subtractions of constants or extended registers to it, moves, and loads
+/// and stores that write their address back.
+pub const fn moves_stack(word: u32) -> bool {
+    let (to, base) = (word & 31, word >> 5 & 31);
+    // What sets flags has the zero register in its place.
+    let adds = to == SP && (word & 0x3f80_0000 == 0x1100_0000 || word & 0x3fe0_0000 == 0x0b20_0000);
+    let masks = to == SP && word & 0x1f80_0000 == 0x1200_0000 && word & 0x6000_0000 != 0x6000_0000;
+    let pair_back = base == SP && word & 0x3a80_0000 == 0x2880_0000;
+    let one_back = base == SP && word & 0x3b20_0400 == 0x3800_0400;
+    adds || masks || pair_back || one_back
+}
+
+/// Of `stp` of two 64-bit registers relative to the stack pointer: these, and where the first one goes.
+pub const fn stored_pair(word: u32) -> Option<(u32, u32, i64)> {
+    if word & 0xffc0_0000 == 0xa900_0000 && word >> 5 & 31 == SP {
+        Some((word & 31, word >> 10 & 31, ((word << 10) as i32 >> 25) as i64 * 8))
+    } else {
+        None
+    }
+}
+
+/// Whether it stores two floating-point registers relative to the stack pointer.
+pub const fn stores_vectors(word: u32) -> bool {
+    word & 0xffc0_0000 == 0x6d00_0000 && word >> 5 & 31 == SP
+}
+
+/// Of `adrp`: the register, and the page that it addresses, at `address`.
+pub const fn page(word: u32, address: u64) -> Option<(u32, u64)> {
+    if word & 0x9f00_0000 != 0x9000_0000 {
+        return None;
+    }
+    let pages = ((word << 8) as i32 >> 13 << 2) as i64 | (word >> 29 & 3) as i64;
+    Some((word & 31, (address & !0xfff).wrapping_add((pages << 12) as u64)))
+}
+
+/// Of `ldr` of a 64-bit register with a constant offset: the register, its base, and the offset.
+pub const fn load(word: u32) -> Option<(u32, u32, u64)> {
+    if word & 0xffc0_0000 == 0xf940_0000 {
+        Some((word & 31, word >> 5 & 31, (word >> 10 & 0xfff) as u64 * 8))
+    } else {
+        None
+    }
+}
+
+/// What the code of a function refers to. There are no signatures of this processor's builds to compare it with, so nothing.
+pub fn references(_code: &[u8], _start: u64) -> References {
+    References::default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_are_told_apart() {
+        // bl .+8; blr x8; blraaz x8; and not br x8; ret
+        assert!([0x9400_0002, 0xd63f_0100, 0xd63f_091f].into_iter().all(is_call));
+        assert!(![0xd61f_0100, RET, 0x1400_0002].into_iter().any(is_call));
+        assert_eq!((jump(0x1400_0002), jump(0x17ff_ffff), jump(0x9400_0002)), (Some(8), Some(-4), None));
+        // b.eq; cbz; cbnz; tbz; tbnz
+        assert!([0x5400_0040, 0xb400_00c2, 0x3500_0000, 0x3600_0000, 0xb700_0000].into_iter().all(is_branch));
+        assert!(![0x1400_0002, 0xd61f_0100, 0xf940_03e1].into_iter().any(is_branch));
+        assert!([0xd61f_0100, RET, 0xd400_0001, 0xd420_0000, 0x9400_0002].into_iter().all(leaves));
+        assert!(![0xf940_03e1, 0x1400_0002, 0xd503_201f].into_iter().any(leaves));
+        // nop; bti c; paciasp; and not ret
+        assert!([0xd503_201f, 0xd503_245f, 0xd503_233f].into_iter().all(is_hint) && !is_hint(RET));
+    }
+
+    #[test]
+    fn moves_of_the_stack_pointer_are_seen() {
+        // sub sp, sp, #208; add sp, sp, #208; mov sp, x29; mov sp, x0; sub sp, sp, x8, uxtx; and sp, x0, #~3;
+        // stp x29, x30, [sp, #-208]!; ldp x29, x30, [sp], #208; str x0, [sp, #-16]!; ldr x0, [sp], #16
+        let moving = [
+            0xd103_43ff,
+            0x9103_43ff,
+            0x9100_03bf,
+            0x9100_001f,
+            0xcb28_63ff,
+            0x927e_f41f,
+            0xa9b3_7bfd,
+            0xa8cd_7bfd,
+            0xf81f_0fe0,
+            0xf841_07e0,
+        ];
+        for word in moving {
+            assert!(moves_stack(word), "{word:#x}");
+        }
+        // add x29, sp, #192; stp x29, x30, [sp, #192]; ldr x0, [sp, #8]; ldur x0, [sp, #8]; cmp x0, #1; cmp x0, x1; nop
+        let others = [0x9103_03fd, 0xa90c_7bfd, 0xf940_07e0, 0xf840_83e0, 0xf100_041f, 0xeb01_001f, 0xd503_201f];
+        for word in others {
+            assert!(!moves_stack(word), "{word:#x}");
+        }
+    }
+
+    #[test]
+    fn operands_are_read() {
+        assert_eq!(stored_pair(0xa90c_7bfd), Some((29, 30, 192)));
+        assert_eq!(stored_pair(0xa93f_7bfd), Some((29, 30, -16)));
+        assert_eq!(stored_pair(0xa9b3_7bfd), None, "it moves the stack pointer");
+        // stp d9, d8, [sp, #96]
+        assert!(stores_vectors(0x6d06_23e9) && !stores_vectors(0xa90c_7bfd));
+        // adrp x16, .+0x20000, at 0x6f30
+        assert_eq!(page(0x9000_0110, 0x6f30), Some((16, 0x2_6000)));
+        assert_eq!(page(0xf0ff_fff0, 0x6f30), Some((16, 0x5000)));
+        // ldr x17, [x16, #8]
+        assert_eq!(load(0xf940_0611), Some((17, 16, 8)));
+    }
+}

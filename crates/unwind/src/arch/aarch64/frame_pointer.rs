@@ -1,0 +1,21 @@
+//! The frame pointer of a function, where it was lost.
+
+use crate::registers::Registers;
+use crate::row::UnwindRow;
+use crate::{CFrame, StackCopy, Unwinder, VmCode};
+
+impl Unwinder {
+    /// The frame pointer of a frame with these registers: not told from code on this processor. Functions address their frame by
+    /// the stack pointer, but for those that allocate on the stack.
+    #[expect(clippy::unused_self, reason = "as on other processors")]
+    pub(crate) fn find_frame_pointer(
+        &mut self,
+        _registers: &Registers,
+        _is_return: bool,
+        _row: &UnwindRow,
+        _stack: &StackCopy<'_>,
+        _known: (&[VmCode], &[CFrame]),
+    ) -> Option<u64> {
+        None
+    }
+}
