@@ -136,13 +136,8 @@ mod tests {
             assert!(CFrameLayout::of_arm64().contains(&frame(&row.layout)), "{}", row.builds);
         }
         // Some rows differ in nothing else: what tells them apart has to be the C frame.
-        let but_for_the_frame = |row: &KnownLayout| VmLayout {
-            cframe_l: 0,
-            cframe_pc: 0,
-            cframe_prev: 0,
-            cframe_nres: 0,
-            ..row.layout
-        };
+        let but_for_the_frame =
+            |row: &KnownLayout| VmLayout { cframe_l: 0, cframe_pc: 0, cframe_prev: 0, cframe_nres: 0, ..row.layout };
         let alike = |one: usize, other: usize| but_for_the_frame(&rows[one]) == but_for_the_frame(&rows[other]);
         assert!((0..rows.len()).any(|one| (0..one).any(|other| alike(one, other))));
     }

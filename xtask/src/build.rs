@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 
 use crate::paths;
 use crate::run::run;
-use crate::toolchain::{BpfToolchain, HOST, host_cargo, static_cargo};
+use crate::toolchain::{BpfToolchain, HOST, Target, host_cargo, static_cargo};
 
 /// What tells the agent's build script where the compiled BPF programs are.
 pub const BPF_OBJECT: &str = "LJ_TRACE_BPF_OBJECT";
@@ -18,6 +18,9 @@ pub struct Options {
     /// Build the agent without optimization, as target/debug/lj-trace
     #[arg(long)]
     pub debug: bool,
+    /// Build for another kind of machine, as far as lj-trace works there: target/aarch64-unknown-linux-gnu/release/lj-trace
+    #[arg(long, value_enum, conflicts_with = "bpf_log")]
+    pub arch: Option<Target>,
     /// Have the BPF programs log what they do: `lj-trace record -vv` shows it
     #[arg(long)]
     pub bpf_log: bool,

@@ -1,5 +1,6 @@
 //! `cargo xtask`: the tasks of the project, one file a command.
 
+mod aarch64;
 mod apt;
 mod bench;
 mod build;
@@ -82,6 +83,9 @@ enum Task {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
         Task::Setup(options) => setup::with(&options),
+        Task::Build(build::Options { arch: Some(toolchain::Target::Aarch64), debug, .. }) => {
+            aarch64::cross_build(debug).map(drop)
+        }
         Task::Build(options) => setup::setup().and_then(|()| build::build(&options).map(drop)),
         Task::Demo(options) => demo::demo(&options),
         Task::Dist(options) => dist::dist(&options),

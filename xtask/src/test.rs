@@ -11,8 +11,8 @@ use crate::packages::{self, END_TO_END};
 use crate::programs::Scope;
 use crate::run::{is_root, run};
 use crate::skips::Skips;
-use crate::toolchain::host_cargo;
-use crate::{build, code_checks, consumers, dist, kernel, programs, setup, test_binaries, variants};
+use crate::toolchain::{Target, host_cargo};
+use crate::{aarch64, build, code_checks, consumers, dist, kernel, programs, setup, test_binaries, variants};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -22,12 +22,18 @@ pub struct Options {
     /// Run only the tests of this package: of a library in seconds, since nothing is set up for it
     #[arg(short, long)]
     package: Option<String>,
+    /// Run the end-to-end tests of what works on another kind of machine there, in an emulated one
+    #[arg(long, value_enum, conflicts_with = "package")]
+    arch: Option<Target>,
     #[command(flatten)]
     kernel: kernel::KernelOptions,
 }
 
 /// Runs the checks and tests, all of them even if one fails, and prints a verdict on each.
 pub fn test(options: &Options) -> Result<()> {
+    if let Some(Target::Aarch64) = options.arch {
+        return aarch64::test(options.filter.as_deref(), options.kernel.minutes);
+    }
     if let Some(kernel) = options.kernel.kernel() {
         return kernel::test(&options.kernel, kernel, options.filter.as_deref());
     }

@@ -117,7 +117,17 @@ fn by_file<'a>(tests: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, Vec<&'
 /// # Errors
 /// One of them does not compile.
 pub fn build(packages: &[String], filter: Option<&str>, prepare: impl Fn(&mut Command)) -> Result<Vec<TestBinary>> {
-    let mut cargo = host_cargo("test")?;
+    let built = build_with(host_cargo("test")?, packages, prepare)?;
+    let mut binaries = built.into_iter().map(|binary| binary.filtered(filter)).collect::<Result<Vec<_>>>()?.concat();
+    binaries.sort_by(|one, other| (&one.folder, &one.name).cmp(&(&other.folder, &other.name)));
+    Ok(binaries)
+}
+
+/// The same by this `cargo test`, each file with all of its tests.
+///
+/// # Errors
+/// As [`build`].
+pub fn build_with(mut cargo: Command, packages: &[String], prepare: impl Fn(&mut Command)) -> Result<Vec<TestBinary>> {
     cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
     cargo.args(packages.iter().flat_map(|package| ["--package", package]));
     prepare(&mut cargo);
@@ -127,10 +137,7 @@ pub fn build(packages: &[String], filter: Option<&str>, prepare: impl Fn(&mut Co
     }
     let lines = built.stdout.split(|byte| *byte == b'\n');
     let artifacts = lines.filter_map(|line| serde_json::from_slice(line).ok());
-    let built = artifacts.filter_map(|artifact: Value| TestBinary::of_artifact(&artifact));
-    let mut binaries = built.map(|binary| binary.filtered(filter)).collect::<Result<Vec<_>>>()?.concat();
-    binaries.sort_by(|one, other| (&one.folder, &one.name).cmp(&(&other.folder, &other.name)));
-    Ok(binaries)
+    Ok(artifacts.filter_map(|artifact: Value| TestBinary::of_artifact(&artifact)).collect())
 }
 
 /// Those of the tests that may run beside others, and those that want the machine to themselves.

@@ -6,10 +6,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
-use crate::paths;
-use crate::run::output;
+use crate::build::BPF_OBJECT;
+use crate::run::{output, run};
+use crate::{apt, paths};
 
 /// The version of bpf-linker that is built where none is found.
 pub const BPF_LINKER_VERSION: &str = "0.13.0";
@@ -55,12 +56,98 @@ pub fn static_cargo(subcommand: &str) -> Result<Option<Command>> {
         return Ok(None);
     }
     let mut command = host_cargo(subcommand)?;
+    let flags = format!("{} -Ctarget-feature=+crt-static", flags(&command));
+    command.args(["--target", HOST]).env("RUSTFLAGS", flags.trim_start());
+    Ok(Some(command))
+}
+
+/// Another kind of machine that lj-trace is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Target {
+    /// arm64.
+    Aarch64,
+}
+
+impl Target {
+    /// As the compiler calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Aarch64 => "aarch64-unknown-linux-gnu",
+        }
+    }
+
+    /// The C compiler for it, which links as well.
+    const fn cc(self) -> &'static str {
+        match self {
+            Self::Aarch64 => "aarch64-linux-gnu-gcc",
+        }
+    }
+
+    /// The packages with that, and with the C library.
+    const fn packages(self) -> [&'static str; 2] {
+        match self {
+            Self::Aarch64 => ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
+        }
+    }
+
+    /// Installs what building for it takes: the library of the compiler in use, a C compiler.
+    ///
+    /// # Errors
+    /// It cannot be had.
+    pub fn install(self) -> Result<()> {
+        let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+        let sysroot = output(Command::new(&rustc).args(["--print", "sysroot"]).current_dir(paths::root()))?;
+        if !Path::new(sysroot.trim()).join("lib/rustlib").join(self.name()).is_dir() {
+            if paths::find_command("rustup").is_none() {
+                bail!("{} has no library for {}: use one of rustup", rustc.display(), self.name());
+            }
+            run(Command::new("rustup").args(["target", "add", self.name()]).current_dir(paths::root()))?;
+        }
+        if paths::find_command(self.cc()).is_none() {
+            apt::install(&self.packages().map(str::to_owned))?;
+        }
+        Ok(())
+    }
+
+    /// The same for what an emulated processor runs, without optimization but where most of the time is spent: an optimized
+    /// build of all takes longer than it saves.
+    ///
+    /// # Errors
+    /// As [`host_cargo`].
+    pub fn cargo_for_tests(self, subcommand: &str) -> Result<Command> {
+        let mut command = self.cargo(subcommand)?;
+        let optimized = HOT.iter().map(|package| format!("profile.dev.package.{package}.opt-level=2"));
+        command.args(optimized.flat_map(|setting| ["--config".to_owned(), setting]));
+        command.env("CARGO_PROFILE_DEV_DEBUG", "0");
+        Ok(command)
+    }
+
+    /// A `cargo SUBCOMMAND` for it, for binaries that need no shared library. The BPF programs are for the machine that
+    /// builds, so there are none inside.
+    ///
+    /// # Errors
+    /// As [`host_cargo`].
+    pub fn cargo(self, subcommand: &str) -> Result<Command> {
+        let mut command = host_cargo(subcommand)?;
+        let flags = format!("{} -Ctarget-feature=+crt-static", flags(&command));
+        let name = self.name().replace('-', "_");
+        command.args(["--target", self.name()]).env("RUSTFLAGS", flags.trim_start());
+        command.env(format!("CARGO_TARGET_{}_LINKER", name.to_uppercase()), self.cc());
+        command.env(format!("CC_{name}"), self.cc()).env_remove(BPF_OBJECT);
+        Ok(command)
+    }
+}
+
+/// The packages where most of the time is spent.
+const HOT: [&str; 6] =
+    ["lj-trace-common", "lj-trace-heap", "lj-trace-layouts", "lj-trace-luajit", "lj-trace-process", "lj-trace-unwind"];
+
+/// The compiler's flags of a command.
+fn flags(command: &Command) -> String {
     let set = |(key, value): (&std::ffi::OsStr, Option<&std::ffi::OsStr>)| {
         (key == "RUSTFLAGS").then(|| value.unwrap_or_default().to_string_lossy().into_owned())
     };
-    let flags = command.get_envs().find_map(set).or_else(|| env::var("RUSTFLAGS").ok()).unwrap_or_default();
-    command.args(["--target", HOST]).env("RUSTFLAGS", format!("{flags} -Ctarget-feature=+crt-static").trim_start());
-    Ok(Some(command))
+    command.get_envs().find_map(set).or_else(|| env::var("RUSTFLAGS").ok()).unwrap_or_default()
 }
 
 /// What compiles the BPF programs: a compiler with the sources of its `core` library, and bpf-linker.

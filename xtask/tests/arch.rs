@@ -56,8 +56,11 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
 /// Whether a word belongs to a processor.
 fn is_foreign(word: &str) -> bool {
     let name = word.to_lowercase();
-    let is_numbered =
-        name.strip_prefix('r').and_then(|number| number.parse().ok()).is_some_and(|n: u8| (8..16).contains(&n));
+    let numbered = |letter: char, numbers: std::ops::Range<u8>| {
+        name.strip_prefix(letter).and_then(|number| number.parse().ok()).is_some_and(|n| numbers.contains(&n))
+    };
+    // Of those of aarch64, the ones that have roles; lower numbers are names of other things, too.
+    let is_numbered = numbered('r', 8..16) || numbered('x', 19..31);
     is_numbered
         || NAMES.contains(&name.as_str())
         || ASSEMBLER.iter().any(|assembler| word.strip_suffix('!') == Some(assembler))
@@ -93,7 +96,7 @@ fn nothing_outside_names_a_processor() {
 
 #[test]
 fn foreign_words_are_found() {
-    let text = "/// From `rsp` upward.\nlet x = Register::Rbp;\nuse iced_x86::Decoder;\nasm!(\"nop\");\nreg::RAX, R12\n\
+    let text = "/// From `rsp` upward, by `x29`.\nlet x = Register::Rbp;\nuse iced_x86::Decoder;\nasm!(\"nop\");\nreg::RAX, R12\n\
                 // crisp, asm_fparith\nreg::SP\n#[cfg(test)]\nmod tests { rsp }";
     let lines: Vec<usize> = foreign(text).iter().map(|line| line.split(':').next().unwrap().parse().unwrap()).collect();
     assert_eq!(lines, [1, 2, 3, 4, 5]);
@@ -194,9 +197,20 @@ fn each_folder_says_what_it_wants() {
         let file = parse(&folder.join("mod.rs"));
         let (contract, error) = (documentation(&file.attrs), error(&file));
         let has = |text: &str, name: &str| words(text).any(|word| word == name);
-        let module =
-            [folder.join("x86_64.rs"), folder.join("x86_64/mod.rs")].into_iter().find(|file| file.is_file()).unwrap();
+        let of = |processor: &str| {
+            let files = [folder.join(format!("{processor}.rs")), folder.join(format!("{processor}/mod.rs"))];
+            files.into_iter().find(|file| file.is_file())
+        };
+        let module = of("x86_64").unwrap();
         let names = supplied(&parse(&module).items);
+        if let Some(other) = of("aarch64") {
+            // Registers have names of their own; everything else is asked for by these.
+            let sorted = |mut names: Vec<String>| {
+                names.sort();
+                names
+            };
+            assert_eq!(sorted(supplied(&parse(&other).items)), sorted(names.clone()), "{other:?}");
+        }
         assert!(!names.is_empty(), "{module:?}");
         let missing = |text: &str| names.iter().filter(|name| !has(text, name)).cloned().collect::<Vec<_>>();
         let shown = folder.strip_prefix(root()).unwrap().display();
@@ -215,21 +229,37 @@ fn compile_common(arguments: &[&str]) -> String {
     String::from_utf8_lossy(&rustc.output().unwrap().stderr).into_owned()
 }
 
-#[test]
-fn another_processor_is_refused_by_name() {
-    let is_said = |said: &str| {
-        assert!(said.contains("does not support this processor yet"), "{said}");
-        assert!(
-            ["Register", "BYTECODE_PC", "ADDRESS_END", "exit_stubs"].iter().all(|name| said.contains(name)),
-            "{said}"
-        );
+/// The conditions of a file's items, with the items' own text.
+fn conditions(file: &File) -> Vec<(String, String)> {
+    let of = |attributes: &[Attribute]| {
+        let conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
+        conditions.map(|attribute| attribute.meta.require_list().unwrap().tokens.to_string()).collect::<String>()
     };
-    // For BPF programs, as they are built.
-    is_said(&compile_common(&["--cfg", "feature=\"traced-aarch64\""]));
-    let said = compile_common(&["--target", "aarch64-unknown-linux-gnu"]);
-    if said.contains("can't find crate for `core`") {
-        println!("NOT RUN: there is no library for aarch64: rustup target add aarch64-unknown-linux-gnu");
-    } else {
-        is_said(&said);
+    let named = |item: &Item| match item {
+        Item::Mod(item) => Some((of(&item.attrs), item.ident.to_string())),
+        Item::Macro(item) => Some((of(&item.attrs), "compile_error".to_owned())),
+        _ => None,
+    };
+    file.items.iter().filter_map(named).collect()
+}
+
+#[test]
+fn another_processor_is_refused() {
+    for folder in folders() {
+        let conditions = conditions(&parse(&folder.join("mod.rs")));
+        let has = |processor: &str| conditions.iter().any(|(_, name)| name == processor);
+        let (refusal, _) = conditions.iter().find(|(_, name)| name == "compile_error").unwrap();
+        for processor in ["x86_64", "aarch64"] {
+            // The BPF programs are told by a feature.
+            let is_by_feature = folder.ends_with("probe-ebpf/src/arch");
+            assert!(!has(processor) || is_by_feature || refusal.contains(processor), "{folder:?}: {refusal}");
+        }
+        assert!(refusal.contains("not") || refusal.contains("traced"), "{folder:?}: {refusal}");
     }
+}
+
+#[test]
+fn programs_are_told_which_machine_is_traced() {
+    let said = compile_common(&["--cfg", "feature=\"traced-aarch64\""]);
+    assert!(!said.contains("error"), "{said}");
 }

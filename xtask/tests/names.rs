@@ -101,7 +101,9 @@ fn no_two_types_have_the_same_name() {
         sources(&package.join("src"), &mut files);
         for file in files {
             let name = file.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
-            if !FOREIGN.contains(&name.as_str()) && !is_test_file(&file) {
+            // A processor's modules have the names of the others': a build has one of them.
+            let is_another = name.contains("/arch/aarch64");
+            if !FOREIGN.contains(&name.as_str()) && !is_test_file(&file) && !is_another {
                 types.add_file(&name, &fs::read_to_string(&file).unwrap());
             }
         }

@@ -152,3 +152,6 @@ pub const fn exit_stubs(_area: (u64, u64), (code, size): (u64, u64)) -> (u64, u6
 pub const fn code_address(signed: u64) -> u64 {
     signed & (ADDRESS_END - 1)
 }
+
+/// `paciasp` signs them, where code is built with `-mbranch-protection`.
+pub const SIGNS_RETURNS: bool = true;

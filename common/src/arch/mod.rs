@@ -22,6 +22,7 @@
 //! | `C_FRAME_WORDS` | how many words from the beginning of a C frame all that is looked at lies within |
 //! | `CFRAME_L` | where a C frame has its coroutine, without GC64 and with it, in all builds |
 //! | `STATE_NAMES_TRACE` | whether `vmstate` is the number of the trace that runs |
+//! | `SIGNS_RETURNS` | whether return addresses may be signed, which unwind tables say by instructions of their own |
 //! | `code_address` | a return address without what may sign it |
 //! | `return_address_below` | where a C function returns to that the interpreter has called |
 //! | `trace_return_slot` | where a C function's return address lies that a trace has called |
@@ -46,5 +47,5 @@ compile_error!(
     "lj-trace does not support this processor yet. common/src/arch has to supply for it: REGISTERS, Register (ALL, \
      is_callee_saved), reg (PC, SP, FP, LINK, BASE, BYTECODE_PC, GLOBAL_STATE, KEPT_BASE, CONTINUED, ARGUMENTS, EXIT_NUMBER, \
      HANDLER_DATA), ADDRESS_END, BREAKPOINT, C_FRAME_WORDS, CFRAME_L, STATE_NAMES_TRACE, return_address_below, \
-     trace_return_slot, exit_stubs, code_address. See docs/architectures.md"
+     trace_return_slot, exit_stubs, SIGNS_RETURNS, code_address. See docs/architectures.md"
 );

@@ -139,3 +139,6 @@ pub const fn exit_stubs((area, area_size): (u64, u64), _code: (u64, u64)) -> (u6
 pub const fn code_address(signed: u64) -> u64 {
     signed
 }
+
+/// They are not.
+pub const SIGNS_RETURNS: bool = false;

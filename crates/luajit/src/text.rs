@@ -11,12 +11,12 @@
 
 use std::ops::Range;
 
-use gimli::{BaseAddresses, CfaRule, EhFrame, EhFrameHdr, LittleEndian, UnwindContext, UnwindSection as _};
-use lj_trace_common::arch::reg;
+use gimli::{BaseAddresses, CfaRule, EhFrame, EhFrameHdr, LittleEndian, UnwindContext, UnwindSection as _, Vendor};
+use lj_trace_common::arch::{SIGNS_RETURNS, reg};
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_process::{Mapping, Maps};
-use lj_trace_unwind::arch::{VENDOR, code_frame, edges};
+use lj_trace_unwind::arch::{code_frame, edges};
 use lj_trace_unwind::vm_edges::Edges;
 use lj_trace_unwind::vm_frame::CodeFrame;
 use object::Endianness;
@@ -125,7 +125,9 @@ impl UnwindInformation {
     fn function(&self, address: u64) -> Option<DescribedFunction> {
         let index = EhFrameHdr::new(&self.index, LittleEndian).parse(&self.bases, 8).ok()?;
         let mut frames = EhFrame::new(&self.frames, LittleEndian);
-        frames.set_vendor(VENDOR);
+        if SIGNS_RETURNS {
+            frames.set_vendor(Vendor::AArch64);
+        }
         let entry = index.table()?.fde_for_address(&frames, &self.bases, address, EhFrame::cie_from_offset).ok()?;
         let mut context = UnwindContext::new();
         let row = entry.unwind_info_for_address(&frames, &self.bases, &mut context, address).ok();

@@ -6,8 +6,8 @@ use gimli::{
     BaseAddresses, CieOrFde, EhFrame, EhFrameHdr, EhFrameOffset, EndianSlice, FrameDescriptionEntry, LittleEndian,
     ParsedEhFrameHdr, RegisterRule, UnwindContext, UnwindExpression, UnwindSection as _, UnwindTableRow,
 };
+use lj_trace_common::arch::SIGNS_RETURNS;
 
-use super::arch::VENDOR;
 use super::registers::Register;
 use super::row::{CfaRule, SavedRule, UnwindRow};
 
@@ -142,7 +142,9 @@ impl UnwindTable {
 
     fn frame(&self) -> EhFrame<Slice<'_>> {
         let mut frame = EhFrame::new(&self.eh_frame.bytes, LittleEndian);
-        frame.set_vendor(VENDOR);
+        if SIGNS_RETURNS {
+            frame.set_vendor(gimli::Vendor::AArch64);
+        }
         frame
     }
 

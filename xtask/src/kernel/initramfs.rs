@@ -8,7 +8,6 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 
 use super::image::Image;
-use super::needs::BUSYBOX;
 use crate::run::output;
 
 /// Modules in the order in which they build on each other. Some kernels have them built in.
@@ -28,25 +27,29 @@ b=/bin/busybox
 for module in /modules/*; do [ -f "$module" ] && $b insmod "$module"; done
 $b mount -t virtiofs -o ro host /host || { echo '@@ broken: no root file system'; $b poweroff -f; }
 for folder in tmp run; do $b mount -t tmpfs none /host/$folder; done
+CLONE
 $b mount -t proc none /host/proc
 $b mount -t sysfs none /host/sys
 $b mount -t devtmpfs none /host/dev
 exec $b switch_root /host /bin/sh "#;
 
-/// Makes the archive in `folder`; it runs `script`, a file of this machine.
-pub fn make(image: &Image, script: &Path, folder: &Path) -> Result<PathBuf> {
+/// Makes the archive in `folder`, with a shell of the machine's kind; it runs `script`, a file of this machine. `clone` is a
+/// folder of this machine, shared under that name, which is seen in the same place there.
+pub fn make(image: &Image, shell: &Path, clone: Option<&Path>, script: &Path, folder: &Path) -> Result<PathBuf> {
     let root = tempfile::tempdir_in(folder)?;
     let at = |path: &str| root.path().join(path);
     for inside in ["bin", "modules", "host", "dev"] {
         fs::create_dir(at(inside))?;
     }
-    fs::copy(BUSYBOX, at("bin/busybox")).with_context(|| format!("no {BUSYBOX}"))?;
+    fs::copy(shell, at("bin/busybox")).with_context(|| format!("no {}", shell.display()))?;
     std::os::unix::fs::symlink("busybox", at("bin/sh"))?;
     let found = MODULES.iter().filter_map(|module| image.module(module));
     for (index, file) in found.enumerate() {
         fs::write(at(&format!("modules/{index}.ko")), module(&file)?)?;
     }
-    fs::write(at("init"), format!("{INIT}'{}'\n", script.display()))?;
+    let mount = |clone: &Path| format!("$b mount -t virtiofs -o ro clone '/host{}'", clone.display());
+    let init = INIT.replace("CLONE", &clone.map(mount).unwrap_or_default());
+    fs::write(at("init"), format!("{init}'{}'\n", script.display()))?;
     fs::set_permissions(at("init"), PermissionsExt::from_mode(0o755))?;
     let archive = folder.join("initramfs");
     let list = output(Command::new("find").arg(".").current_dir(root.path()))?;

@@ -20,21 +20,79 @@ pub const CONSOLE_LOG: &str = "console.log";
 /// Its memory.
 const MEMORY: &str = "3G";
 
+/// A machine to emulate, and the folders of this one that it sees.
+pub struct Machine<'a> {
+    /// The processor.
+    pub processor: Processor,
+    /// Folders, by the names that the machine knows them by.
+    pub folders: &'a [(&'a str, &'a Path)],
+}
+
+/// A processor that is emulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Processor {
+    /// This machine's kind, with all that QEMU has.
+    X86_64,
+    /// A Neoverse N1, as in Graviton2 and Ampere Altra.
+    Aarch64,
+}
+
+impl Processor {
+    /// What emulates it.
+    pub const fn qemu(self) -> &'static str {
+        match self {
+            Self::X86_64 => "qemu-system-x86_64",
+            Self::Aarch64 => "qemu-system-aarch64",
+        }
+    }
+
+    /// The machine around it.
+    const fn arguments(self) -> &'static [&'static str] {
+        match self {
+            // Both CPUs in turns, in one thread. With a thread for each, one runs into breakpoints that the kernel has taken away
+            // already (`text_poke_bp`, which switches its static keys), and the kernel crashes: each time that perf events come
+            // or go, `perf_sched_events` is switched, in `__schedule`.
+            Self::X86_64 => &["-accel", "tcg,thread=single", "-cpu", "max"],
+            // Here the kernel changes one instruction at a time.
+            Self::Aarch64 => &["-machine", "virt,gic-version=3", "-accel", "tcg,thread=multi", "-cpu", "neoverse-n1"],
+        }
+    }
+
+    /// Its first serial line.
+    const fn console(self) -> &'static str {
+        match self {
+            Self::X86_64 => "ttyS0",
+            Self::Aarch64 => "ttyAMA0",
+        }
+    }
+}
+
 /// Boots the machine and gives `take` every line of its console, until it is switched off or `limit` is over. All of it is
 /// in `console.log` in `folder` afterwards: if the kernel has crashed, it says why there.
-pub fn run(image: &Image, initramfs: &Path, folder: &Path, limit: Duration, mut take: impl FnMut(&str)) -> Result<()> {
-    let (_shared, socket) = share_root(folder)?;
-    let mut qemu = Command::new("qemu-system-x86_64");
-    // Both CPUs in turns, in one thread. With a thread for each, one runs into breakpoints that the kernel has taken away
-    // already (`text_poke_bp`, which switches its static keys), and the kernel crashes: each time that perf events come or
-    // go, `perf_sched_events` is switched, in `__schedule`.
-    qemu.args(["-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2", "-m", MEMORY]);
+pub fn run(
+    machine: &Machine<'_>,
+    image: &Image,
+    initramfs: &Path,
+    folder: &Path,
+    limit: Duration,
+    mut take: impl FnMut(&str),
+) -> Result<()> {
+    let processor = machine.processor;
+    let mut qemu = Command::new(processor.qemu());
+    qemu.args(processor.arguments()).args(["-smp", "2", "-m", MEMORY]);
     // Memory that the server of the root's files can read and write.
     qemu.arg("-object").arg(format!("memory-backend-memfd,id=memory,size={MEMORY},share=on"));
-    qemu.args(["-numa", "node,memdev=memory", "-device", "vhost-user-fs-pci,chardev=root,tag=host"]);
-    qemu.arg("-chardev").arg(format!("socket,id=root,path={}", socket.display()));
+    qemu.args(["-numa", "node,memdev=memory"]);
+    let mut shared = Vec::new();
+    for (tag, path) in machine.folders {
+        let (server, socket) = share(path, tag, folder)?;
+        shared.push(server);
+        qemu.arg("-chardev").arg(format!("socket,id={tag},path={}", socket.display()));
+        qemu.arg("-device").arg(format!("vhost-user-fs-pci,chardev={tag},tag={tag}"));
+    }
     qemu.arg("-kernel").arg(&image.vmlinuz).arg("-initrd").arg(initramfs);
-    qemu.args(["-append", "console=ttyS0 quiet panic=-1", "-nographic", "-nic", "none", "-no-reboot"]);
+    qemu.arg("-append").arg(format!("console={} quiet panic=-1", processor.console()));
+    qemu.args(["-nographic", "-nic", "none", "-no-reboot"]);
     let mut machine = Guarded(qemu.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot run QEMU")?);
     let console = BufReader::new(machine.0.stdout.take().context("no console")?);
     let (sender, lines) = mpsc::channel();
@@ -67,18 +125,16 @@ pub fn run(image: &Image, initramfs: &Path, folder: &Path, limit: Duration, mut 
     }
 }
 
-/// Starts to serve this machine's root to the other. Gives the server, and the socket that it listens on.
-fn share_root(folder: &Path) -> Result<(Guarded, std::path::PathBuf)> {
+/// Starts to serve a folder of this machine to the other. Gives the server, and the socket that it listens on, which is in
+/// `folder`.
+fn share(path: &Path, tag: &str, folder: &Path) -> Result<(Guarded, std::path::PathBuf)> {
     const WAIT: Duration = Duration::from_secs(10);
-    let (socket, log) = (folder.join("root.socket"), folder.join("virtiofsd.log"));
+    let (socket, log) = (folder.join(format!("{tag}.socket")), folder.join(format!("virtiofsd-{tag}.log")));
     // Of an earlier run.
     let _ = std::fs::remove_file(&socket);
     let mut server = Command::new(virtiofsd()?);
-    server.arg(format!("--socket-path={}", socket.display())).args([
-        "-f",
-        "-o",
-        "source=/,cache=always,sandbox=chroot",
-    ]);
+    server.arg(format!("--socket-path={}", socket.display())).args(["-f", "-o"]);
+    server.arg(format!("source={},cache=always,sandbox=chroot", path.display()));
     let output = File::create(&log)?;
     server.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     let server = Guarded(server.spawn().context("cannot run virtiofsd")?);

@@ -3,16 +3,16 @@
 //! The machine is emulated (QEMU without KVM), so it runs wherever the tests do, at about a tenth of the speed. Its root is
 //! this machine's, read-only: the same programs, the same files, another kernel.
 
-mod guest;
-mod image;
-mod initramfs;
-mod jobs;
-mod machine;
-mod needs;
-mod report;
+pub mod guest;
+pub mod image;
+pub mod initramfs;
+pub mod jobs;
+pub mod machine;
+pub mod needs;
+pub mod report;
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -20,9 +20,10 @@ use anyhow::{Context as _, Result, bail};
 use crate::programs::{self, Scope};
 use crate::run::is_root;
 use crate::{build, consumers, paths, setup, variants};
+use guest::Times;
 use image::Image;
 use jobs::Jobs;
-use machine::CONSOLE_LOG;
+use machine::{CONSOLE_LOG, Machine, Processor};
 use report::Report;
 
 /// Options that go with `--kernel`.
@@ -30,11 +31,11 @@ use report::Report;
 pub struct KernelOptions {
     /// Run the end-to-end tests on this kernel in an emulated machine: a vmlinuz file, or the version of one that Debian
     /// has (6.1, 6.12)
-    #[arg(long, value_name = "IMAGE")]
+    #[arg(long, value_name = "IMAGE", conflicts_with = "arch")]
     kernel: Option<String>,
-    /// How long all tests on that kernel may take together
-    #[arg(long, value_name = "N", default_value_t = 120, requires = "kernel")]
-    minutes: u64,
+    /// How long all tests in an emulated machine may take together
+    #[arg(long, value_name = "N", default_value_t = 120)]
+    pub minutes: u64,
 }
 
 impl KernelOptions {
@@ -50,7 +51,7 @@ pub fn test(options: &KernelOptions, kernel: &str, filter: Option<&str>) -> Resu
         bail!("the tests attach to other processes: run `cargo xtask test --kernel` as root");
     }
     setup::setup_for(Scope::Tests)?;
-    needs::install()?;
+    needs::install(Processor::X86_64)?;
     let image = Image::find(kernel)?;
     variants::build_for(Scope::Tests)?;
     let jobs = Jobs::build(filter)?;
@@ -71,11 +72,12 @@ pub fn test(options: &KernelOptions, kernel: &str, filter: Option<&str>) -> Resu
         ("LJ_TRACE_TEST_WITHOUT", programs::missing().join(",")),
         ("PATH", env::var("PATH").unwrap_or_default()),
     ];
-    let script = guest::write_script(&folder, &environment, &jobs)?;
-    let initramfs = initramfs::make(&image, &script, &folder)?;
+    let script = guest::write_script(&folder, &environment, &jobs, Times::SAME_KIND)?;
+    let initramfs = initramfs::make(&image, Path::new(needs::BUSYBOX), None, &script, &folder)?;
+    let machine = Machine { processor: Processor::X86_64, folders: &[("host", Path::new("/"))] };
     let mut report = Report::new(&jobs);
     let limit = Duration::from_secs(options.minutes * 60);
-    machine::run(&image, &initramfs, &folder, limit, |line| report.take(line))?;
+    machine::run(&machine, &image, &initramfs, &folder, limit, |line| report.take(line))?;
     if let Some(test) = report.went_down_in() {
         println!("the machine went down, or time was over, in {test}: see {}", folder.join(CONSOLE_LOG).display());
     }

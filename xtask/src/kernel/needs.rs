@@ -4,10 +4,11 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
+use super::machine::Processor;
 use crate::{apt, paths};
 
 /// Commands, and the packages that they are in.
-const COMMANDS: [(&str, &str); 3] = [("qemu-system-x86_64", "qemu-system-x86"), ("cpio", "cpio"), ("xz", "xz-utils")];
+const COMMANDS: [(&str, &str); 2] = [("cpio", "cpio"), ("xz", "xz-utils")];
 
 /// A shell that needs no libraries.
 pub const BUSYBOX: &str = "/bin/busybox";
@@ -22,8 +23,12 @@ pub fn virtiofsd() -> Result<&'static Path> {
 }
 
 /// Installs what is missing.
-pub fn install() -> Result<()> {
-    let commands = COMMANDS.iter().filter(|(command, _)| paths::find_command(command).is_none());
+pub fn install(processor: Processor) -> Result<()> {
+    let emulator = match processor {
+        Processor::X86_64 => (processor.qemu(), "qemu-system-x86"),
+        Processor::Aarch64 => (processor.qemu(), "qemu-system-arm"),
+    };
+    let commands = COMMANDS.iter().chain([&emulator]).filter(|(command, _)| paths::find_command(command).is_none());
     let mut missing: Vec<String> = commands.map(|(_, package)| (*package).to_owned()).collect();
     // Busybox may be there, but linked with libraries, and without the commands that are needed.
     if !Path::new(BUSYBOX).is_file() {

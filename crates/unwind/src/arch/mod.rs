@@ -19,7 +19,6 @@
 //! | `PLT_SECTIONS`, `plt_stubs` | the stubs by which functions of libraries are called, and the slots that they jump through |
 //! | `references` | what a compiled function calls, and loads the addresses of ([`References`](crate::references::References)) |
 //! | `SIGNATURES` | the table of signatures of LuaJIT's functions ([`signatures`](crate::signatures)) |
-//! | `VENDOR` | whose own instructions unwind tables may have |
 //! | `Unwinder::find_frame_pointer` | the frame pointer of a function, where it was lost and can be told from its code |
 
 #[cfg(target_arch = "aarch64")]
@@ -45,5 +44,5 @@ compile_error!(
     "lj-trace-unwind does not support this processor yet. crates/unwind/src/arch has to supply for it: VmText (new, \
      may_return_to, base_after_call, is_at_edge), unwind_interpreter, unwind_trace, leave_cframe, code_frame, edges, \
      is_ffi_call, is_by_frame_pointer, ffi_call_row, CODE_LENGTH, row_by_code, PLT_SECTIONS, plt_stubs, references, SIGNATURES, \
-     VENDOR, Unwinder::find_frame_pointer. See docs/architectures.md"
+     Unwinder::find_frame_pointer. See docs/architectures.md"
 );

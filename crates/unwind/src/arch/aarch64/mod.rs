@@ -13,8 +13,5 @@ pub use stubs::{CODE_LENGTH, ffi_call_row, is_by_frame_pointer, is_ffi_call, row
 pub use vm_frame::{leave_cframe, unwind_interpreter, unwind_trace};
 pub use vm_text::{VmText, code_frame, edges};
 
-/// Whose own instructions unwind tables may have: those that say where return addresses are signed.
-pub const VENDOR: gimli::Vendor = gimli::Vendor::AArch64;
-
 /// The signatures of LuaJIT's functions: none are known for this processor.
 pub const SIGNATURES: &str = "";

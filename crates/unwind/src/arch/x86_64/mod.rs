@@ -16,8 +16,5 @@ pub use vm_edges::edges;
 pub use vm_frame::{leave_cframe, unwind_interpreter, unwind_trace};
 pub use vm_text::{VmText, code_frame};
 
-/// Whose own instructions unwind tables may have: nobody's.
-pub const VENDOR: gimli::Vendor = gimli::Vendor::Default;
-
 /// The signatures of LuaJIT's functions.
 pub const SIGNATURES: &str = include_str!("../../../signatures/x86_64.tsv");

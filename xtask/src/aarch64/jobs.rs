@@ -1,0 +1,65 @@
+//! Which of the end-to-end tests run on arm64: those of what works there.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::kernel::jobs::{Job, Jobs};
+use crate::packages::END_TO_END;
+use crate::run::output;
+use crate::test_binaries::{self, TestBinary};
+use crate::toolchain::Target;
+
+/// What runs a program of arm64 on this machine's own kernel.
+pub const USER_EMULATOR: &str = "qemu-aarch64-static";
+
+/// Files of tests that run.
+const FILES: [&str; 5] = ["dump", "heap", "heap_pause", "layouts", "list"];
+
+/// Tests of these that do not, and the reason.
+const LEFT_OUT: &[(&str, &str)] = &[];
+
+/// Builds the tests, and lists those whose file's or own name contains `filter`.
+pub fn build(filter: Option<&str>) -> Result<Jobs> {
+    let built = test_binaries::build_with(Target::Aarch64.cargo_for_tests("test")?, &[END_TO_END.to_owned()], |_| {})?;
+    let binary = built.into_iter().find(TestBinary::is_end_to_end).context("there are no end-to-end tests")?.program;
+    let list = output(Command::new(USER_EMULATOR).arg(&binary).args(["--list", "--format=terse"]))?;
+    let tests = list.lines().filter_map(|line| line.strip_suffix(": test")?.split_once("::"));
+    let is_left_out = |file: &str, name: &str| {
+        let whole = format!("{file}::{name}");
+        LEFT_OUT.iter().any(|(left_out, _)| *left_out == whole)
+    };
+    let is_wanted = |(file, name): &(&str, &str)| match filter {
+        None => FILES.contains(file) && !is_left_out(file, name),
+        // What is asked for by its whole name runs in any case.
+        Some(filter) => {
+            filter == *name
+                || (file.contains(filter) || name.contains(filter)) && FILES.contains(file) && !is_left_out(file, name)
+        }
+    };
+    let job = |(file, name): (&str, &str)| Job { file: file.to_owned(), name: name.to_owned(), binary: binary.clone() };
+    let jobs: Vec<_> = tests.filter(is_wanted).map(job).collect();
+    if jobs.is_empty() {
+        bail!("no test that runs on arm64 has a name with {}", filter.unwrap_or_default());
+    }
+    let left_out = LEFT_OUT.iter().filter(|_| filter.is_none()).copied().collect();
+    Ok(Jobs { jobs, left_out })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_named_exists() {
+        let file = |name: &str| crate::paths::root().join("tests/tests").join(name).with_extension("rs");
+        for name in FILES {
+            assert!(file(name).is_file(), "{name}");
+        }
+        for (test, _) in LEFT_OUT {
+            let (name, test) = test.split_once("::").unwrap();
+            let text = std::fs::read_to_string(file(name)).unwrap();
+            assert!(FILES.contains(&name) && text.contains(&format!("fn {test}()")), "there is no {name}::{test}");
+        }
+    }
+}

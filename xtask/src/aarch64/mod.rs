@@ -1,0 +1,107 @@
+//! `cargo xtask test --arch aarch64`: the end-to-end tests of what works on arm64, in an emulated machine of that kind.
+//!
+//! Its root is a Debian for arm64, unpacked; the clone is seen in its own place, read-only. The tests are those of every other
+//! machine, cross-built.
+
+mod jobs;
+mod root;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::kernel::guest::{self, Times};
+use crate::kernel::image::Image;
+use crate::kernel::machine::{CONSOLE_LOG, Machine, Processor};
+use crate::kernel::report::Report;
+use crate::kernel::{initramfs, machine, needs};
+use crate::run::{is_root, run};
+use crate::toolchain::Target;
+use crate::{apt, paths};
+use root::Root;
+
+/// Programs that the tests know, and that are not there: packages for arm64 exist of few others.
+const WITHOUT: &str = "tarantool,dnsdist,knot-resolver,wrk,sysbench,lupa,go,chromium,otelcol,pyroscope,parca,npm-packages,duckdb,\
+                       luajit-2.0,luajit-no-jit,luajit-no-ffi,perf,gdb,tmux";
+
+/// Runs the tests whose names contain `filter`, and prints a verdict on each.
+///
+/// # Errors
+/// Some have failed, or there is no machine to run them in.
+pub fn test(filter: Option<&str>, minutes: u64) -> Result<()> {
+    if !is_root() {
+        bail!(
+            "the machine's root holds programs of others, with their owners: run `cargo xtask test --arch aarch64` as root"
+        );
+    }
+    Target::Aarch64.install()?;
+    needs::install(Processor::Aarch64)?;
+    if paths::find_command(jobs::USER_EMULATOR).is_none() {
+        apt::install(&["qemu-user-static".to_owned()])?;
+    }
+    let root = Root::find()?;
+    let folder = paths::target().join("aarch64");
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let binary = build()?;
+    let jobs = jobs::build(filter)?;
+    let hidden = [paths::root(), &folder].into_iter().find(|path| guest::hides(path));
+    if let Some(hidden) = hidden.or_else(|| Some(&*folder).filter(|folder| !folder.starts_with(paths::root()))) {
+        bail!(
+            "{} cannot be seen in the machine: it sees the clone, and has a /tmp and a /run of its own",
+            hidden.display()
+        );
+    }
+    root.make_place_for(paths::root())?;
+    let environment = [
+        ("LJ_TRACE_BIN", binary.display().to_string()),
+        ("LJ_TRACE_TEST_WITHOUT", WITHOUT.to_owned()),
+        ("CARGO_TARGET_DIR", root.target.to_owned()),
+        ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
+    ];
+    let script = guest::write_script(&folder, &environment, &jobs, Times::OTHER_KIND)?;
+    let image = Image { vmlinuz: root.vmlinuz.clone(), modules: None };
+    let shell = root.root.join(needs::BUSYBOX.trim_start_matches('/'));
+    let initramfs = initramfs::make(&image, &shell, Some(paths::root()), &script, &folder)?;
+    let machine =
+        Machine { processor: Processor::Aarch64, folders: &[("host", root.root.as_path()), ("clone", paths::root())] };
+    let mut report = Report::new(&jobs);
+    let limit = Duration::from_secs(minutes * 60);
+    machine::run(&machine, &image, &initramfs, &folder, limit, |line| report.take(line))?;
+    if let Some(test) = report.went_down_in() {
+        println!("the machine went down, or time was over, in {test}: see {}", folder.join(CONSOLE_LOG).display());
+    }
+    report.verdict(&image)
+}
+
+/// Builds lj-trace.
+fn build() -> Result<std::path::PathBuf> {
+    if let Some(binary) = std::env::var_os("LJ_TRACE_BIN") {
+        // One that was built before.
+        return Ok(binary.into());
+    }
+    run(Target::Aarch64.cargo_for_tests("build")?.args(["--package", "lj-trace", "--bin", "lj-trace"]))?;
+    Ok(built("debug"))
+}
+
+/// Where cargo puts lj-trace.
+fn built(profile: &str) -> std::path::PathBuf {
+    paths::target().join(Target::Aarch64.name()).join(profile).join("lj-trace")
+}
+
+/// `cargo xtask build --arch aarch64`: lj-trace as far as it works there, which is without BPF programs.
+///
+/// # Errors
+/// It cannot be built.
+pub fn cross_build(debug: bool) -> Result<std::path::PathBuf> {
+    Target::Aarch64.install()?;
+    let mut cargo = Target::Aarch64.cargo("build")?;
+    cargo.args(["--package", "lj-trace", "--bin", "lj-trace"]);
+    if !debug {
+        cargo.arg("--release");
+    }
+    run(&mut cargo)?;
+    let binary = built(if debug { "debug" } else { "release" });
+    println!("{}", Path::new(&binary).display());
+    Ok(binary)
+}
