@@ -109,11 +109,8 @@ impl Target {
         Ok(())
     }
 
-    /// The same for what an emulated processor runs, without optimization but where most of the time is spent: an optimized
-    /// build of all takes longer than it saves.
-    ///
-    /// # Errors
-    /// As [`host_cargo`].
+    /// The same for what an emulated processor runs: optimized only where most of the time is spent, since to optimize all
+    /// takes longer than it saves. Errors are those of [`host_cargo`].
     pub fn cargo_for_tests(self, subcommand: &str) -> Result<Command> {
         let mut command = self.cargo(subcommand)?;
         let optimized = HOT.iter().map(|package| format!("profile.dev.package.{package}.opt-level=2"));
