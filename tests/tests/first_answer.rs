@@ -182,6 +182,30 @@ fn a_busy_worker_is_explained_on_tarantool_and_on_nginx() -> Result<()> {
 }
 
 #[test]
+fn the_compiler_that_gave_up_is_told_on_tarantool_and_on_nginx() -> Result<()> {
+    let names = ["other", "render", "another"].map(str::to_owned);
+    let fallback = KINDS.iter().find(|kind| kind.name == "fallback").context("it is one of them")?;
+    let source = program_of(&names, 1, fallback, 0.75);
+    let check = |answer: &str| {
+        ensure!(culprit(answer)?.1.starts_with("render@"), "{answer}");
+        ensure!(fallback.said.iter().any(|said| answer.contains(said)), "{answer}");
+        Ok(())
+    };
+    let folder = tempfile::tempdir()?;
+    if let Some(tarantool) = Program::find(TARANTOOL) {
+        let workload = start(&tarantool, folder.path(), &source)?;
+        check(&answer_after(workload.pid(), 0.6, folder.path())?)?;
+    }
+    let nginx = Nginx::configured(|own, _| {
+        let script = own.join("shop.lua");
+        fs::write(&script, format!("ngx.timer.at(0, function()\n{source}end)\n"))?;
+        Ok(format!("init_worker_by_lua_file {};", script.display()))
+    })?;
+    let Some(nginx) = nginx else { return Ok(()) };
+    check(&answer_after(nginx.workers()[0], 0.6, folder.path())?)
+}
+
+#[test]
 fn what_waits_is_said_to_wait_and_where() -> Result<()> {
     let luajit = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
     let folder = tempfile::tempdir()?;

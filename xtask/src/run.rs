@@ -31,6 +31,22 @@ fn check(command: &Command, status: ExitStatus) -> Result<()> {
     Ok(())
 }
 
+/// The same command at the lowest priority: it takes what others leave.
+pub fn at_leisure(command: &Command) -> Command {
+    let mut nice = Command::new("nice");
+    nice.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => nice.env(name, value),
+            None => nice.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        nice.current_dir(folder);
+    }
+    nice
+}
+
 /// The command as one would type it.
 fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());

@@ -10,16 +10,17 @@ use std::{iter, thread};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use crate::run::{output, run};
+use crate::run::{at_leisure, output, run};
 use crate::toolchain::host_cargo;
 
-/// Files of end-to-end tests that have the machine to themselves: they measure time, cost, or shares between processes, or look
-/// at the whole host.
-const ALONE: [&str; 13] = [
+/// Files of end-to-end tests that have the machine to themselves: they measure time, cost, or shares between processes, want what
+/// takes time to be done by the end, or look at the whole host.
+const ALONE: [&str; 14] = [
     "attaching",
     "dump",
     "dump_busy",
     "first_answer",
+    "function_names",
     "many_processes",
     "memprof_bounded",
     "memprof_harmless",
@@ -131,6 +132,8 @@ pub fn build_with(mut cargo: Command, packages: &[String], prepare: impl Fn(&mut
     cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
     cargo.args(packages.iter().flat_map(|package| ["--package", package]));
     prepare(&mut cargo);
+    // The build of lj-trace, beside it, has long stretches for one CPU, and all tests wait for it.
+    let mut cargo = at_leisure(&cargo);
     let built = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("cannot run cargo")?;
     if !built.status.success() {
         bail!("the tests cannot be built: {}", built.status);
