@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::bounded_run::{BOUNDED, BoundedRun};
+use lj_trace_tests::estimates::{Estimates, Place};
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
 use lj_trace_tests::tracer::{exit_code, run};
 use lj_trace_tests::windows;
@@ -85,13 +86,18 @@ fn what_is_cheap_is_seen_in_full() -> Result<()> {
     ensure!(recorded.outcome.stderr.contains("seen in full"), "{}", recorded.outcome.stderr);
     let folded = run(["report", &*recorded.stream().to_string_lossy(), "--format", "folded"])?;
     folded.expect(0, &[]);
+    let estimates = Estimates::read(&recorded.stream(), BOUNDED)?;
     for (line, bytes) in recorded.truth.iter().filter(|(_, bytes)| **bytes > 0.0) {
         let end = format!("{BOUNDED}:{line} ");
         let told = folded.stdout.lines().filter_map(|stack| stack.split_once(&end));
         let told: f64 = told.filter_map(|(_, told)| told.parse::<f64>().ok()).sum();
         println!("line {line}: {bytes} bytes true, {told} told");
-        // Every single call, and what buffers take that grow after a collection.
-        ensure!((told / bytes - 1.0).abs() < 0.05, "line {line}: {bytes} bytes true, {told} told");
+        // Every single call, and what buffers take that grow after a collection. What was before the cost was known to be low is
+        // an estimate: its error is stated for 19 of 20 cases, and half as much again is exceeded in one of 300.
+        let place = estimates.places.get(&Place::Line(u64::from(*line)));
+        let stated = place.and_then(|estimated| estimated.bytes.error).unwrap_or(0.0);
+        let allowed = 0.05 * bytes + 1.5 * stated;
+        ensure!((told - bytes).abs() < allowed, "line {line}: {bytes} bytes true, {told} told, {stated} stated");
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::toolchain::host_cargo;
 
 /// Files of end-to-end tests that have the machine to themselves: they measure time, cost, or shares between processes, want what
 /// takes time to be done by the end, or look at the whole host.
-const ALONE: [&str; 14] = [
+const ALONE: [&str; 15] = [
     "attaching",
     "dump",
     "dump_busy",
@@ -30,13 +30,14 @@ const ALONE: [&str; 14] = [
     "sampling",
     "soak",
     "soak_memory",
+    "waits",
 ];
 
 /// The same of unit tests, by crate or file.
 const UNIT_ALONE: [&str; 3] = ["bounds", "lj_trace_engine", "lj_trace_heap"];
 
 /// How many of the others run at a time.
-const LANES: usize = 3;
+const LANES: usize = 2;
 
 /// The name of the program that has all end-to-end tests: a module for each file.
 const END_TO_END: &str = "end_to_end";
