@@ -145,17 +145,7 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
 
 /// What is to be looked at.
 fn live(args: &TopArgs) -> Result<LiveOptions, CommandError> {
-    let pid = args.pid.map(|pid| pid.to_string());
-    let choices = [
-        ("--pid", &pid),
-        ("--name", &args.command),
-        ("--name", &args.name),
-        ("--unit", &args.unit),
-        ("--container", &args.container),
-    ];
-    let mut whom: Vec<String> =
-        choices.into_iter().filter_map(|(option, value)| Some(format!("{option}={}", value.as_ref()?))).collect();
-    whom.extend(args.children.then(|| "--children".to_owned()));
+    let whom = RecordArgs::words_of(args.pid, &args.command, &args.name, &args.unit, &args.container, args.children);
     let whom: Vec<&str> = whom.iter().map(String::as_str).collect();
     RecordArgs::live(&whom, args.vm, args.mode, args.rate, args.limit.clone())
 }

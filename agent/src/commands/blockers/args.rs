@@ -76,17 +76,7 @@ Examples:
 
 /// What is to be looked at.
 pub(super) fn live(args: &BlockersArgs, has_waits: bool) -> Result<LiveOptions, CommandError> {
-    let pid = args.pid.map(|pid| pid.to_string());
-    let choices = [
-        ("--pid", &pid),
-        ("--name", &args.command),
-        ("--name", &args.name),
-        ("--unit", &args.unit),
-        ("--container", &args.container),
-    ];
-    let mut whom: Vec<String> =
-        choices.into_iter().filter_map(|(option, value)| Some(format!("{option}={}", value.as_ref()?))).collect();
-    whom.extend(args.children.then(|| "--children".to_owned()));
+    let whom = RecordArgs::words_of(args.pid, &args.command, &args.name, &args.unit, &args.container, args.children);
     let whom: Vec<&str> = whom.iter().map(String::as_str).collect();
     let mode = if has_waits { Mode::Wall } else { Mode::Sysprof };
     let limit = LimitArgs { max_overhead: None, no_limit: true };

@@ -350,6 +350,22 @@ impl RecordArgs {
         Ok(LiveOptions { options, selector: args.selector() })
     }
 
+    /// The words of a command line that choose processes, as [`Self::live`] takes them.
+    pub(in crate::commands) fn words_of(
+        pid: Option<u32>,
+        command: &Option<String>,
+        name: &Option<String>,
+        unit: &Option<String>,
+        container: &Option<String>,
+        children: bool,
+    ) -> Vec<String> {
+        let pid = pid.map(|pid| pid.to_string());
+        let choices =
+            [("--pid", &pid), ("--name", command), ("--name", name), ("--unit", unit), ("--container", container)];
+        let chosen = choices.into_iter().filter_map(|(option, value)| Some(format!("{option}={}", value.as_ref()?)));
+        chosen.chain(children.then(|| "--children".to_owned())).collect()
+    }
+
     /// Reads them from the words of a command line.
     ///
     /// # Errors
