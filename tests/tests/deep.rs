@@ -11,9 +11,9 @@ use lj_trace_tests::workload::Workload;
 /// The workload that calls itself as deep as it is told.
 const DEEP: &str = "deep.lua";
 /// CPU time that it uses up at its depth, in seconds.
-const SECONDS: &str = "2";
+const SECONDS: &str = "1";
 /// Samples a second.
-const RATE: &str = "499";
+const RATE: &str = "999";
 /// The least share of samples whose stack is whole, or has both ends, in percent.
 const COMPLETE: f64 = 99.5;
 /// The most Lua frames of a stack that are kept.

@@ -10,7 +10,7 @@ use lj_trace_tests::recording::Recording;
 use lj_trace_tests::workload::{TRUTH, Workload};
 
 /// CPU time that the workload uses up, in seconds.
-const SECONDS: &str = "5";
+const SECONDS: &str = "3";
 /// Samples a second.
 const RATE: &str = "999";
 /// The least share of complete stacks, in percent.

@@ -16,7 +16,7 @@ use lj_trace_tests::vm_per_thread::{self, check_cpu, check_memory};
 use lj_trace_tests::workload::{MEMORY, TRUTH, Workload};
 
 /// CPU time of a cell's workload, in seconds, and samples a second.
-const SECONDS: u32 = 3;
+const SECONDS: u32 = 2;
 const RATE: u32 = 999;
 /// How often the workload's functions are collected while it is recorded.
 const ROUNDS: &str = "1";

@@ -7,7 +7,7 @@ use lj_trace_tests::programs::{LUAJIT, LUAJIT2, TARANTOOL};
 use lj_trace_tests::workload::{TRACES, seconds};
 
 /// CPU time that the workload uses up, in seconds.
-const SECONDS: u32 = 6;
+const SECONDS: u32 = 4;
 /// Samples a second: about ten of each trace.
 const RATE: &str = "999";
 /// The largest share of the samples in traces that may lack the functions inlined there, in percent.

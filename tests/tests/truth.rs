@@ -16,7 +16,7 @@ use lj_trace_tests::usage::stolen;
 use lj_trace_tests::workload::{TRUTH, Truth, Workload};
 
 /// CPU time that the workload uses up, in seconds.
-const SECONDS: u32 = 12;
+const SECONDS: u32 = 8;
 /// Samples a second: enough of them that chance moves a share by a fraction of a percentage point only.
 const RATE: u32 = 999;
 /// The most that any share may be off, in percentage points.
@@ -220,6 +220,7 @@ fn functions_have_the_names_that_their_callers_use() {
             let named = |frame: &String| is_function(frame, TRUTH, line) && frame.starts_with(&format!("{name}@"));
             let seen = run.folded.samples_where(|stack| stack.has(TRUTH, line));
             let with_name = run.folded.samples_where(|stack| stack.frames.iter().any(named));
+            println!("{with_name} of {seen} samples in {TRUTH}:{line} name it {name}");
             // Between two instructions of a call the caller may not have noted yet where it is.
             if seen == 0 || percent(with_name, seen) < 99.0 {
                 failures.push(format!("{with_name} of {seen} samples in {TRUTH}:{line} name it {name}"));

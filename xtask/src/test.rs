@@ -97,8 +97,7 @@ pub fn test(options: &Options) -> Result<()> {
         prepare(command);
         // Their errors say what was expected; where in the tests' support it was noticed does not matter.
         command.env("RUST_LIB_BACKTRACE", "0");
-        // One at a time: they measure shares of CPU time.
-        command.arg("--test-threads=1").env("LJ_TRACE_BIN", &binary);
+        command.env("LJ_TRACE_BIN", &binary);
         command.env("LJ_TRACE_TEST_CONSUMERS", consumers::npm_folder());
     };
     // Many tests wait most of their time: the compiler says meanwhile what it has to say of the code.

@@ -36,7 +36,11 @@ const ALONE: [&str; 15] = [
 /// The same of unit tests, by crate or file.
 const UNIT_ALONE: [&str; 3] = ["bounds", "lj_trace_engine", "lj_trace_heap"];
 
-/// How many of the others run at a time.
+/// Files of end-to-end tests that wait nearly all of their time: their tests run at the same time. Those of the others run one
+/// after the other, since they measure shares of CPU time.
+const WAITING: [&str; 1] = ["waits"];
+
+/// How many files run at a time that need not be alone.
 const LANES: usize = 2;
 
 /// The name of the program that has all end-to-end tests: a module for each file.
@@ -89,7 +93,11 @@ impl TestBinary {
             folder: self.folder.clone(),
             name: file.to_owned(),
             program: self.program.clone(),
-            arguments: iter::once("--exact").chain(tests).map(str::to_owned).collect(),
+            arguments: ["--exact", if WAITING.contains(&file) { "--test-threads=4" } else { "--test-threads=1" }]
+                .into_iter()
+                .chain(tests)
+                .map(str::to_owned)
+                .collect(),
         };
         Ok(of_files.into_iter().map(of_file).collect())
     }
@@ -220,7 +228,7 @@ mod tests {
     #[test]
     fn those_that_run_alone_are_there() {
         let folder = paths::root().join("tests/tests");
-        for name in ALONE {
+        for name in ALONE.iter().chain(&WAITING) {
             assert!(folder.join(name).with_extension("rs").is_file(), "{name}");
         }
     }
