@@ -55,9 +55,19 @@ local line = function()
   return debug.getinfo(2, "l").currentline
 end
 
--- On a busy machine it takes long to start a program: of two lines, the one that took much longer, or 0.
-local function longest(first, first_line, second, second_line)
-  return first > 2 * second and first_line or second > 2 * first and second_line or 0
+-- On a busy machine it takes long to start a program, and to close a file while other threads start some: of pairs of a time and
+-- its line, the line that took much longer than all others together, or 0.
+local function longest(...)
+  local all, total = { ... }, 0
+  for index = 1, #all, 2 do
+    total = total + all[index]
+  end
+  for index = 1, #all, 2 do
+    if all[index] > 2 * (total - all[index]) then
+      return all[index + 1]
+    end
+  end
+  return 0
 end
 
 local ways = {}
@@ -87,10 +97,11 @@ function ways.opening(ms)
   os.execute(("mkfifo %s; (sleep %.4f; echo x > %s) &"):format(name, ms / 1000, name))
   local made, opens = clock(REALTIME), line() + 1
   local file = io.open(name)
-  local opened = clock(REALTIME)
+  local opened, closes = clock(REALTIME), line() + 1
   file:close()
+  local closed = clock(REALTIME)
   os.remove(name)
-  return 0, longest(made - began, executes, opened - made, opens)
+  return 0, longest(made - began, executes, opened - made, opens, closed - opened, closes)
 end
 
 function ways.reading(ms)
