@@ -23,13 +23,14 @@ const MAX_PLACES: usize = 256;
 const PROTOTYPES_PER_PLACE: u32 = 16;
 
 /// What a return costs, in objects: a list that is torn everywhere ends the walk.
-const COST_OF_RETURN: u64 = 1 << 17;
+const COST_OF_RETURN: u64 = 1 << 14;
 
 /// A walk, and where it can go on.
 #[derive(Debug, Default)]
 pub struct ListWalk {
     places: VecDeque<PrototypeKey>,
     prototypes: u32,
+    returns: u32,
 }
 
 /// An object on the list.
@@ -66,8 +67,14 @@ impl ListWalk {
             if let Some(end) = self.follow(memory, vm, next, budget, &mut visit) {
                 return end;
             }
+            self.returns = self.returns.saturating_add(1);
             *budget = budget.saturating_sub(COST_OF_RETURN);
         }
+    }
+
+    /// Whether the list was torn somewhere.
+    pub fn was_led_astray(&self) -> bool {
+        self.returns > 0
     }
 
     /// Follows the list from an object on. [`None`] if it is torn.

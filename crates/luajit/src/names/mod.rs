@@ -18,7 +18,7 @@ use std::sync::Arc;
 use lj_trace_common::memory::ReadMemory;
 
 use search::{FoundParent, ParentSearch};
-use used::{UsedName, used_names};
+use used::{UsedNames, used_names};
 
 use crate::prototype::{Prototype, PrototypeKey};
 use crate::{FunctionNames, Vm};
@@ -108,6 +108,10 @@ impl FunctionNamer {
             return known.clone();
         }
         let name: Option<Arc<str>> = self.find(memory, vm, key).map(Into::into);
+        // Another look may find it.
+        if name.is_none() && self.may_look_again() {
+            return None;
+        }
         if self.names.len() >= MAX_NAMES {
             self.names.clear();
         }
@@ -170,13 +174,19 @@ impl FunctionNamer {
         Ok(Some(definition.name(function.takes_self())))
     }
 
+    /// Whether the last look at what uses functions was in vain, and one more is allowed before long.
+    fn may_look_again(&self) -> bool {
+        self.allowance > OBJECTS_OF_USERS && self.remaining.as_ref().is_some_and(|remaining| remaining.used.is_torn)
+    }
+
     fn remaining_name<M: ReadMemory>(&mut self, memory: &M, vm: &Vm, key: &PrototypeKey) -> Option<String> {
         let known = self.remaining.as_ref().and_then(|remaining| remaining.name(key.address));
         if known.is_some() {
             return known;
         }
-        // What was loaded since the last time may have one.
-        if self.remaining.is_some() && self.batches < BATCHES_BETWEEN {
+        // What was loaded since the last time may have one, and what the program hid from the last look.
+        let wait = if self.may_look_again() { 1 } else { BATCHES_BETWEEN };
+        if self.remaining.is_some() && self.batches < wait {
             return None;
         }
         self.batches = 0;
@@ -196,7 +206,7 @@ struct WrongParent;
 /// What functions are called whose definition is gone.
 #[derive(Debug)]
 struct Remaining {
-    used: HashMap<u64, UsedName>,
+    used: UsedNames,
     fields: FunctionNames,
 }
 
@@ -210,7 +220,7 @@ impl Remaining {
     }
 
     fn name(&self, prototype: u64) -> Option<String> {
-        let used = self.used.get(&prototype);
+        let used = self.used.names.get(&prototype);
         let own = used.filter(|used| !used.is_foreign).map(|used| used.name.as_str());
         let field = || self.fields.lua_function(prototype);
         own.or_else(field).or(used.map(|used| used.name.as_str())).map(str::to_owned)

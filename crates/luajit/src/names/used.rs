@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use lj_trace_common::layout::{ABSENT, gct};
 use lj_trace_common::memory::ReadMemory;
 
-use super::list::ListWalk;
+use super::list::{ListEnd, ListWalk};
 use crate::machine::Vm;
 use crate::object::{Function, field, read_function, read_some};
 use crate::page_cache::PageCache;
@@ -31,11 +31,20 @@ pub struct UsedName {
     pub name: String,
 }
 
-/// The names of Lua functions by the addresses of their prototypes, as upvalues of other functions have them. It looks at no
-/// more objects than `budget` to find functions.
+/// What is called by its use.
+#[derive(Debug)]
+pub struct UsedNames {
+    /// By the address of the prototype.
+    pub names: HashMap<u64, UsedName>,
+    /// Whether the program got in the way: another look may find more.
+    pub is_torn: bool,
+}
+
+/// The names of Lua functions as upvalues of other functions have them. It looks at no more objects than `budget` to find
+/// functions.
 ///
 /// Never fails: what cannot be read is missing.
-pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> HashMap<u64, UsedName> {
+pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> UsedNames {
     let pages = PageCache::new(memory);
     let (layout, shape) = (&vm.layout, Shape::new(vm.layout));
     let gc64 = layout.is_gc64();
@@ -45,7 +54,8 @@ pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> HashM
     // What runs is there for certain. The list of all objects changes while it is walked, where the program makes some all
     // the time, and is seen as a whole by chance only.
     let mut left = functions_on_stack(memory, vm);
-    left.extend(functions(memory, vm, budget));
+    let (listed, is_torn) = functions(memory, vm, budget);
+    left.extend(listed);
     while let Some(function) = left.pop() {
         if !seen.insert(function) {
             continue;
@@ -74,22 +84,23 @@ pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> HashM
             }
         }
     }
-    names
+    UsedNames { names, is_torn }
 }
 
 /// More functions are not looked at.
 const MAX_FUNCTIONS: usize = 1 << 16;
 
-/// What may be a function on the list of all objects, the newest first.
-fn functions<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> HashSet<u64> {
-    let mut found = HashSet::new();
-    ListWalk::default().go_on(memory, vm, budget, |_, object, _| {
+/// What may be a function on the list of all objects, the newest first; and whether the end of the list was missed, since it
+/// changed.
+fn functions<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> (HashSet<u64>, bool) {
+    let (mut found, mut walk) = (HashSet::new(), ListWalk::default());
+    let end = walk.go_on(memory, vm, budget, |_, object, _| {
         if object.kind == gct::FUNC {
             found.insert(object.address);
         }
         Some(if found.len() < MAX_FUNCTIONS { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
     });
-    found
+    (found, end == ListEnd::Budget && walk.was_led_astray())
 }
 
 /// What may be a function on the stacks of the main thread and of the coroutine that runs.
