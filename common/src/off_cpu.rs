@@ -7,6 +7,15 @@ use crate::memory::Pod;
 /// How many threads it knows at once, of all processes.
 pub const MAX_OFF_CPU_THREADS: u32 = 8192;
 
+/// How many words the filter of processes has: a switch of a thread of any other process looks at one bit, where a look into the
+/// table of processes takes ten times as long.
+pub const FILTER_WORDS: u32 = 1024;
+
+/// Which word of the filter has the bit of a process, and that bit. Processes whose numbers are 65,536 apart share one.
+pub const fn filter_bit(process: u32) -> (u32, u64) {
+    ((process >> 6) & (FILTER_WORDS - 1), 1 << (process & 63))
+}
+
 /// How many frames of the kernel's stack are kept of a wait.
 pub const MAX_WAIT_STACK: usize = 32;
 

@@ -12,7 +12,7 @@ use lj_trace_common::config::{
     COUNTERS, Config, MAX_PROCESSES, MAX_SAMPLERS, MAX_VMS, PENDING_PLACES, PidNamespace, VM_ENTRIES, VmKey,
 };
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, MAX_WATCHED, Watched};
-use lj_trace_common::off_cpu::{MAX_OFF_CPU_THREADS, OffCpuProcess, OffCpuThread};
+use lj_trace_common::off_cpu::{FILTER_WORDS, MAX_OFF_CPU_THREADS, OffCpuProcess, OffCpuThread};
 use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
 use lj_trace_common::trace::TraceKey;
 use lj_trace_common::turn::TurnLengths;
@@ -156,6 +156,10 @@ pub static FOLLOWED_END: Array<u32> = Array::with_max_entries(1, 0);
 /// The processes whose time off the CPU is recorded, by their numbers in the kernel's own namespace.
 #[map]
 pub static OFF_CPU_PROCESSES: HashMap<u32, OffCpuProcess> = HashMap::with_max_entries(MAX_PROCESSES, 0);
+
+/// A bit for each of them, and for few others: [`lj_trace_common::off_cpu::filter_bit`].
+#[map]
+pub static OFF_CPU_FILTER: Array<u64> = Array::with_max_entries(FILTER_WORDS, 0);
 
 /// Their threads, by the same numbers. The kernel finds its own part in the entries by their types.
 #[btf_map]

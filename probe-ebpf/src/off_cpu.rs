@@ -17,11 +17,13 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use lj_trace_common::config::{Counter, MAX_KERNEL_STACK};
-use lj_trace_common::off_cpu::{MAX_WAIT_STACK, OffCpuProcess, OffCpuThread, TASK_DEAD, WAS_PREEMPTED, WaitingTask};
+use lj_trace_common::off_cpu::{
+    MAX_WAIT_STACK, OffCpuProcess, OffCpuThread, TASK_DEAD, WAS_PREEMPTED, WaitingTask, filter_bit,
+};
 
 use crate::clock::Timer;
 use crate::count::add_of;
-use crate::maps::{BUSY, CONFIG, ITERATED, OFF_CPU_PROCESSES, OFF_CPU_THREADS, WAITING_TASK};
+use crate::maps::{BUSY, CONFIG, ITERATED, OFF_CPU_FILTER, OFF_CPU_PROCESSES, OFF_CPU_THREADS, WAITING_TASK};
 use crate::scratch::{PAYLOAD, Scratch, WaitingRoom};
 use crate::{sample, turns};
 
@@ -57,8 +59,9 @@ pub fn off_cpu_switch(context: BtfTracePointContext) -> i32 {
 /// What is known of a process, if it is recorded.
 #[inline(always)]
 pub fn known(process: u32) -> Option<&'static OffCpuProcess> {
-    // Idle CPUs are in none.
-    if process == 0 {
+    // Nearly all that comes by is of others. Idle CPUs are in none: their bit is of process 0.
+    let (word, bit) = filter_bit(process);
+    if OFF_CPU_FILTER.get(word)? & bit == 0 {
         return None;
     }
     // SAFETY: the agent writes an entry once.

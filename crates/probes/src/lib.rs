@@ -31,6 +31,7 @@ pub mod sampler;
 pub mod session;
 mod set;
 pub mod switching;
+mod switching_processes;
 mod timely;
 mod trapped;
 pub mod turn_cost;

@@ -18,6 +18,7 @@ use super::kernel_places;
 use super::programs::Programs;
 use super::sample::plain;
 use super::set::{Set, lock, map_mut};
+use super::switching_processes;
 
 /// A process whose time off the CPU is recorded, as long as this lives.
 pub struct OffCpu {
@@ -73,11 +74,7 @@ impl OffCpu {
             reserved: 0,
         };
         let mut ebpf = self.set.ebpf();
-        let insert = |ebpf: &mut Ebpf| {
-            let mut map = HashMap::<_, u32, OffCpuProcess>::try_from(map_mut(ebpf, "OFF_CPU_PROCESSES")?)?;
-            anyhow::Ok(map.insert(&self.pid, &process, 0)?)
-        };
-        insert(&mut ebpf).map_err(ProbeError::sort)
+        switching_processes::add(&mut ebpf, self.pid, &process).map_err(ProbeError::sort)
     }
 
     /// A wait for less than so many nanoseconds is taken by chance.
@@ -142,11 +139,8 @@ impl Drop for OffCpu {
 
 /// No switch of a process counts from here on, and no turn.
 pub(super) fn forget_process(set: &Set, pid: u32) {
-    let mut ebpf = set.ebpf();
     // It is not there if it never began.
-    let _ = map_mut(&mut ebpf, "OFF_CPU_PROCESSES")
-        .and_then(|map| Ok(HashMap::<_, u32, OffCpuProcess>::try_from(map)?))
-        .map(|mut map| map.remove(&pid));
+    let _ = switching_processes::remove(&mut set.ebpf(), pid);
 }
 
 /// Forgets the threads of the process with this number in the set.

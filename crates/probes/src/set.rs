@@ -201,6 +201,7 @@ impl Set {
             kernel_places::fill_in(object.to_mut())?;
         } else if !wanted.turns {
             loader.map_max_entries("OFF_CPU_THREADS", 1).map_max_entries("OFF_CPU_PROCESSES", 1);
+            loader.map_max_entries("OFF_CPU_FILTER", 1);
         }
         if wanted.turns {
             loader.map_max_entries("TURN_LENGTHS", processes);

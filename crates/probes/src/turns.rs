@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use aya::maps::{Array, HashMap, MapData};
+use aya::maps::{Array, HashMap};
 use aya::programs::fentry::FEntryLink;
 use aya::programs::fexit::FExitLink;
 use aya::programs::tp_btf::BtfTracePointLink;
@@ -18,6 +18,7 @@ use super::error::ProbeError;
 use super::off_cpu::{forget_process, forget_threads};
 use super::programs::Programs;
 use super::set::{Set, lock, map_mut};
+use super::switching_processes;
 use super::turn_cost::{CallTimes, OWN, TurnCost};
 
 /// Which turns are told, and what is taken of them. Times are in nanoseconds.
@@ -110,7 +111,7 @@ impl Turns {
         let process =
             OffCpuProcess { began: now, threshold: wait, over, turn_after: after, number: self.number, reserved: 0 };
         let mut ebpf = self.set.ebpf();
-        map_processes(&mut ebpf, |map| Ok(map.insert(&self.pid, &process, 0)?)).map_err(ProbeError::sort)
+        switching_processes::add(&mut ebpf, self.pid, &process).map_err(ProbeError::sort)
     }
 
     /// What a turn costs its thread here, and each system call of the machine.
@@ -184,7 +185,7 @@ fn attach_once(set: &Set, number: u32) -> anyhow::Result<TurnCost> {
     let before = CallTimes::measure();
     links.held = attach_all(&mut set.ebpf())?;
     let pid = std::process::id();
-    map_processes(&mut set.ebpf(), |map| Ok(map.insert(&pid, &OffCpuProcess { number, ..OWN }, 0)?))?;
+    switching_processes::add(&mut set.ebpf(), pid, &OffCpuProcess { number, ..OWN })?;
     let after = CallTimes::measure();
     forget_process(set, pid);
     forget_threads(set, number);
@@ -210,14 +211,6 @@ fn attach_all(ebpf: &mut Ebpf) -> anyhow::Result<Vec<LoopLink>> {
     }
     links.push(LoopLink::Exit(at_tracepoint(ebpf, "thread_exits", "sched_process_exit", &types)?));
     Ok(links)
-}
-
-/// Does something with the map of processes.
-fn map_processes<T>(
-    ebpf: &mut Ebpf,
-    act: impl FnOnce(&mut HashMap<&mut MapData, u32, OffCpuProcess>) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    act(&mut HashMap::try_from(map_mut(ebpf, "OFF_CPU_PROCESSES")?)?)
 }
 
 fn at_tracepoint(ebpf: &mut Ebpf, name: &str, tracepoint: &str, types: &Btf) -> anyhow::Result<BtfTracePointLink> {
