@@ -254,7 +254,7 @@ impl Look<'_> {
             own.drain(budget.share(left))?;
             left -= 1;
         }
-        let intervals = self.watched.iter().map(|own| own.recording.interval());
+        let intervals = self.watched.iter().map(|own| own.recording.interval(Instant::now()));
         Ok(intervals.min().unwrap_or(poll_interval::SHORTEST))
     }
 

@@ -105,6 +105,7 @@ impl Discovery {
             host,
             files: CodeFiles::default(),
             seen: HashMap::new(),
+            next_due: Instant::now(),
             started: StartedProcesses::default(),
             period: 0,
             shared: Arc::clone(&shared),
@@ -163,6 +164,13 @@ struct Seen {
     state: State,
 }
 
+impl Seen {
+    /// Whether it is looked at again, some time.
+    fn is_looked_at(&self) -> bool {
+        self.state != State::Recorded
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 enum State {
     /// It was not looked at yet.
@@ -181,6 +189,8 @@ struct Look {
     host: HostAttributes,
     files: CodeFiles,
     seen: HashMap<u32, Seen>,
+    /// Before that, none of them is due.
+    next_due: Instant,
     started: StartedProcesses,
     /// Of [`ChosenProcesses`].
     period: u64,
@@ -213,7 +223,11 @@ impl Look {
         let began = Instant::now();
         self.look_again(now);
         self.meet(now);
-        let due = self.seen.iter().filter(|(_, seen)| seen.state != State::Recorded && seen.next <= now);
+        // Nearly always nothing is: not even asking each process then keeps many of them from costing more than few.
+        if now < self.next_due {
+            return Some(Round::Done);
+        }
+        let due = self.seen.iter().filter(|(_, seen)| seen.is_looked_at() && seen.next <= now);
         let mut due: Vec<(Instant, u32)> = due.map(|(pid, seen)| (seen.next, *pid)).collect();
         // The newest have most of their time before them: where more come than can be looked at, the oldest may be about to exit.
         due.sort_unstable_by_key(|due| Reverse(*due));
@@ -226,6 +240,8 @@ impl Look {
         if self.seen.values().all(|seen| seen.state != State::New) {
             lock(&self.shared.found).is_settled = true;
         }
+        let next = self.seen.values().filter(|seen| seen.is_looked_at()).map(|seen| seen.next).min();
+        self.next_due = next.unwrap_or(now + LONGEST_WAIT);
         Some(Round::Done)
     }
 
@@ -236,6 +252,7 @@ impl Look {
                 Again::Process(pid, after) => {
                     if let Some(seen) = self.seen.get_mut(&pid) {
                         *seen = Seen { next: now + after, wait: FIRST_WAIT, state: State::New };
+                        self.next_due = self.next_due.min(seen.next);
                     }
                 }
                 Again::All(config, containers) => {
@@ -254,6 +271,7 @@ impl Look {
         for seen in self.seen.values_mut().filter(|seen| seen.state == State::LeftOut) {
             *seen = Seen { next: now, wait: FIRST_WAIT, state: State::New };
         }
+        self.next_due = now;
     }
 
     /// Finds out who has come and who has gone.
@@ -274,7 +292,11 @@ impl Look {
 
     fn add(&mut self, pid: u32, now: Instant) {
         if pid != std::process::id() {
-            self.seen.entry(pid).or_insert(Seen { next: now + FIRST_LOOK, wait: FIRST_WAIT, state: State::New });
+            let new = || Seen { next: now + FIRST_LOOK, wait: FIRST_WAIT, state: State::New };
+            let seen = self.seen.entry(pid).or_insert_with(new);
+            if seen.is_looked_at() {
+                self.next_due = self.next_due.min(seen.next);
+            }
         }
     }
 

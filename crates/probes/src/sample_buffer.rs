@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem::offset_of;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use lj_trace_common::event::SampleHeader;
@@ -22,8 +23,8 @@ pub struct SampleBuffer(Source);
 enum Source {
     /// The set of programs is there for this process alone.
     Own(Ring, Batch),
-    /// Others have samples in the same buffer. With the number of the process.
-    Shared(Arc<Set>, u32),
+    /// Others have samples in the same buffer. With the number of the process, and whether any of it wait.
+    Shared(Arc<Set>, u32, Arc<AtomicBool>),
 }
 
 /// The buffer of several processes, and what was taken from it while it was another one's turn.
@@ -40,6 +41,8 @@ struct Waiting {
     bytes: usize,
     /// Samples that there was no room for.
     lost: u64,
+    /// Whether there are records: asked for much more often than they come.
+    has_some: Arc<AtomicBool>,
 }
 
 /// What may wait of one process, in bytes. It waits only as long as the others have their turn.
@@ -82,10 +85,14 @@ impl Waiting {
         }
         self.bytes += record.len();
         self.records.push_back(record.to_vec());
+        self.has_some.store(true, Ordering::Relaxed);
     }
 
     fn pop(&mut self) -> Option<Vec<u8>> {
-        let record = self.records.pop_front()?;
+        let Some(record) = self.records.pop_front() else {
+            self.has_some.store(false, Ordering::Relaxed);
+            return None;
+        };
         self.bytes -= record.len();
         Some(record)
     }
@@ -98,7 +105,9 @@ impl SampleBuffer {
     /// [`ProbeError::Refused`] if it was taken before.
     pub fn open(programs: &Programs) -> Result<Self, ProbeError> {
         if let Some((set, process)) = programs.shared() {
-            return Ok(Self(Source::Shared(set, process)));
+            let samples = set.samples.as_ref().map(lock);
+            let waiting = samples.and_then(|samples| Some(samples.waiting.get(&process)?.has_some.clone()));
+            return Ok(Self(Source::Shared(set, process, waiting.unwrap_or_default())));
         }
         let buffer = take_map(&mut programs.ebpf(), "SAMPLES").and_then(Ring::of_map);
         buffer.map(|ring| Self(Source::Own(ring, Batch::default()))).map_err(ProbeError::sort)
@@ -115,22 +124,36 @@ impl SampleBuffer {
                 }
                 true
             }
-            Source::Shared(set, process) => drain_shared(set, *process, take),
+            Source::Shared(set, process, _) => drain_shared(set, *process, take),
         }
     }
 
-    /// Whether anything is ready, if the process shares the buffer with others; a buffer of its own has to be drained to know.
+    /// Whether anything waits since [`hand_out`](Self::hand_out), if the process shares the buffer with others; a buffer of its
+    /// own has to be drained to know.
     pub fn may_have_some(&self) -> bool {
-        let Source::Shared(set, process) = &self.0 else { return true };
-        let Some(samples) = &set.samples else { return false };
-        let mut samples = lock(samples);
-        samples.hand_out(&set.places);
-        samples.waiting.get(process).is_some_and(|waiting| !waiting.records.is_empty())
+        match &self.0 {
+            Source::Own(..) => true,
+            Source::Shared(_, _, has_some) => has_some.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Has all that is in a shared buffer wait for whom it is of.
+    pub fn hand_out(&self) {
+        if let Source::Shared(set, ..) = &self.0
+            && let Some(samples) = &set.samples
+        {
+            lock(samples).hand_out(&set.places);
+        }
+    }
+
+    /// Whether both share one buffer.
+    pub fn shares_with(&self, other: &Self) -> bool {
+        matches!((&self.0, &other.0), (Source::Shared(one, ..), Source::Shared(other, ..)) if Arc::ptr_eq(one, other))
     }
 
     /// Samples for which there was no room while other processes had their turn.
     pub fn lost(&self) -> u64 {
-        let Source::Shared(set, process) = &self.0 else { return 0 };
+        let Source::Shared(set, process, _) = &self.0 else { return 0 };
         let samples = set.samples.as_ref().map(lock);
         samples.and_then(|samples| samples.waiting.get(process).map(|waiting| waiting.lost)).unwrap_or(0)
     }

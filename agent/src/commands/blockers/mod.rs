@@ -165,7 +165,7 @@ impl Blocked<'_> {
             left -= 1;
         }
         let goes_on = self.print_new()?;
-        let intervals = self.running.iter().map(|own| own.recording.interval());
+        let intervals = self.running.iter().map(|own| own.recording.interval(Instant::now()));
         Ok((intervals.min().unwrap_or(poll_interval::SHORTEST), goes_on))
     }
 

@@ -399,15 +399,23 @@ impl Recording {
         }
     }
 
+    /// Where its samples come from.
+    pub fn sample_buffer(&self) -> Option<&SampleBuffer> {
+        self.samples.as_ref().map(|(buffer, _)| buffer)
+    }
+
     /// Whether there is anything to do in [`Self::drain`]: samples have come, or nobody has looked after the rest for so long.
-    pub fn is_due(&self, rest: Duration) -> bool {
+    pub fn is_due(&self, now: Instant, rest: Duration) -> bool {
         let has_samples = || self.samples.as_ref().is_some_and(|(buffer, _)| buffer.may_have_some());
-        self.memory.is_some() || self.discovery.is_busy() || self.drained.elapsed() >= rest || has_samples()
+        self.memory.is_some()
+            || self.discovery.is_busy()
+            || now.saturating_duration_since(self.drained) >= rest
+            || has_samples()
     }
 
     /// How long after one [`Self::drain`] the next one should be.
-    pub fn interval(&self) -> Duration {
-        self.poll_interval.interval(Instant::now())
+    pub fn interval(&self, now: Instant) -> Duration {
+        self.poll_interval.interval(now)
     }
 
     /// Takes what is ready, as far as `budget` allows; false if there may be more already. `listener` hears of it, too.

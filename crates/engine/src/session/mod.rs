@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::programs::KeptPrograms;
+use lj_trace_probes::sample_buffer::SampleBuffer;
 use lj_trace_process::sandbox::bounded;
 use lj_trace_process::{Exit, Process, sandbox};
 use lj_trace_text::Room;
@@ -35,6 +36,7 @@ use crate::recording::budget::{self, Budget};
 use crate::recording::stop::Stop;
 use crate::recording::{Recording, Summaries, poll_interval, title};
 use crate::target::RecordTarget;
+use exits::Exits;
 use watch::Watch;
 
 /// Everything that one run records.
@@ -50,6 +52,7 @@ pub struct Session<'a> {
     flushed: Option<Instant>,
     /// When it is over, if that is known.
     deadline: Option<Instant>,
+    exits: Exits,
     /// Of a whole host: its processes come and go, and there may be none for some time.
     kept: Option<KeptPrograms>,
     /// When the files that are being written begin, if each piece of the recording has its own.
@@ -107,9 +110,9 @@ impl<'a> Session<'a> {
         let piece = options.rotate.map(|_| now_in_names());
         let common = common_reports(options, piece.as_deref())?;
         let (running, finished) = (Vec::new(), Vec::new());
-        let over = Totals::default();
+        let (over, exits) = (Totals::default(), Exits::new());
         let mut session =
-            Self { options, running, finished, over, common, flushed: None, deadline: None, kept: None, piece };
+            Self { options, running, finished, over, common, exits, flushed: None, deadline: None, kept: None, piece };
         let processes = targets.len();
         for target in targets {
             let new = session.prepare(target, processes)?;
@@ -136,7 +139,7 @@ impl<'a> Session<'a> {
         }
         let watch = Watch::new(&target, self.options.quiet, processes);
         let exit = match target.process.exit() {
-            Exit::Event(fd) => Some(fd),
+            Exit::Event(fd) => Some(fd).filter(|fd| self.exits.watch(target.process.pid(), fd)),
             Exit::Gone | Exit::Untold => None,
         };
         let now = Instant::now();
@@ -211,7 +214,8 @@ impl<'a> Session<'a> {
 
     /// How long after one [`Self::drain`] the next one should be.
     pub fn interval(&self) -> Duration {
-        self.recordings().map(Recording::interval).min().unwrap_or(poll_interval::SHORTEST)
+        let now = Instant::now();
+        self.recordings().map(|recording| recording.interval(now)).min().unwrap_or(poll_interval::SHORTEST)
     }
 
     /// Takes what is ready of each.
@@ -221,8 +225,10 @@ impl<'a> Session<'a> {
     pub fn drain(&mut self) -> Result<(), EngineError> {
         let (budget, mut left) = (Budget::new(budget::LOOK), self.running.len());
         let rest = turns::interval(self.running.len(), poll_interval::SHORTEST);
+        self.hand_out_samples();
+        let now = Instant::now();
         self.all(|recording, common| {
-            if !recording.is_due(rest) {
+            if !recording.is_due(now, rest) {
                 left -= 1;
                 return Ok(());
             }
@@ -237,6 +243,17 @@ impl<'a> Session<'a> {
         let ended = self.running.iter_mut().flat_map(|own| own.recording.take_ended()).collect::<Vec<_>>();
         self.say_written(&ended);
         Ok(())
+    }
+
+    /// Has samples that processes share a buffer for wait for whom they are of: once for each buffer.
+    fn hand_out_samples(&self) {
+        let mut last: Option<&SampleBuffer> = None;
+        for buffer in self.recordings().filter_map(Recording::sample_buffer) {
+            if last.is_none_or(|last| !last.shares_with(buffer)) {
+                buffer.hand_out();
+            }
+            last = Some(buffer);
+        }
     }
 
     /// Ends all files, and begins the next ones. False if that is too early: they would have the same names.
@@ -269,7 +286,8 @@ impl<'a> Session<'a> {
 
     /// Says what has happened to the processes that are recorded.
     pub fn look_after_targets(&mut self) {
-        self.running.iter_mut().for_each(|own| own.watch.look());
+        let now = Instant::now();
+        self.running.iter_mut().for_each(|own| own.watch.look(now));
     }
 
     /// Goes on with the programs that processes have executed in which no VM was seen before.
@@ -355,17 +373,19 @@ impl<'a> Session<'a> {
     pub fn end_over(&mut self) {
         // Nearly always it is none.
         let interval = turns::interval(self.running.len(), Duration::ZERO);
-        let exits = exits::happened(self.running.iter().map(|own| own.exit.as_ref()));
-        let goes_on = |(own, has_exited): (&mut Running, bool)| {
+        let (exited, now) = (self.exits.happened(), Instant::now());
+        let goes_on = |own: &mut Running| {
+            let has_exited = exited.contains(&own.target.process.pid());
             // Only the program has to be asked for: what a look at all of them costs would grow with their number.
-            let is_known = own.exit.is_some() && !has_exited && own.program_looked_at.elapsed() < interval;
+            let is_known =
+                own.exit.is_some() && !has_exited && now.saturating_duration_since(own.program_looked_at) < interval;
             if !is_known {
-                own.program_looked_at = Instant::now();
+                own.program_looked_at = now;
             }
             let is_same = is_known || own.target.process.runs_same_program();
             is_same && own.failed.is_none() && !own.recording.is_over()
         };
-        let going_on = self.running.iter_mut().zip(exits).map(goes_on).filter(|goes_on| *goes_on).count();
+        let going_on = self.running.iter_mut().map(goes_on).filter(|goes_on| *goes_on).count();
         if going_on == self.running.len() {
             return;
         }

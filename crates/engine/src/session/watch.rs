@@ -47,8 +47,7 @@ impl Watch {
     }
 
     /// Looks, if it is time to.
-    pub fn look(&mut self) {
-        let now = Instant::now();
+    pub fn look(&mut self, now: Instant) {
         // All that comes of it is said.
         if self.quiet || now < self.next_look {
             return;
