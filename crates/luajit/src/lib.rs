@@ -44,7 +44,7 @@ pub use lua_value::LuaValue;
 pub use machine::{InterpreterText, Vm};
 pub use names::FunctionNamer;
 pub use prototype::{Prototype, PrototypeError, PrototypeKey, Prototypes};
-pub use prototype_batch::read_prototypes;
+pub use prototype_batch::{read_prototype_names, read_prototypes};
 pub use prove::bytecode_set;
 pub use scan::Candidate;
 pub use status::{Jit, VmStatus};

@@ -3,24 +3,62 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
+use foldhash::fast::RandomState;
 use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 use super::overlay::plain_at;
 
 const PAGE: usize = 4096;
 
+/// So many pages are read at once at most, where neighbours are read one after the other.
+const MOST_AHEAD: u64 = 16;
+
+/// So many pages are kept where pages are read ahead.
+const MOST_KEPT: usize = 8192;
+
+/// Pages by their number; `None` for those that cannot be read as a whole.
+type Pages = HashMap<u64, Option<Box<[u8; PAGE]>>, RandomState>;
+
 /// Reads each page of a memory at most once. Only for short walks: what changes meanwhile is not seen.
 pub struct PageCache<'a, M> {
     memory: &'a M,
-    /// Pages by their number; `None` for those that cannot be read as a whole.
-    pages: RefCell<HashMap<u64, Option<Box<[u8; PAGE]>>>>,
+    pages: RefCell<Pages>,
     reads: Cell<usize>,
+    /// The run of pages that was read last, if pages are read ahead.
+    run: Option<Cell<Run>>,
+}
+
+/// Neighbouring pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Run {
+    first: u64,
+    count: u64,
+}
+
+impl Run {
+    /// What to read for a page: twice as much as last time if it goes on where that ended, else the page alone.
+    fn next(self, page: u64) -> Self {
+        let count = (2 * self.count).min(MOST_AHEAD);
+        if self.count != 0 && page == self.first.wrapping_add(self.count) {
+            Self { first: page, count }
+        } else if self.count != 0 && page.wrapping_add(1) == self.first {
+            Self { first: page.saturating_sub(count - 1), count: count.min(page + 1) }
+        } else {
+            Self { first: page, count: 1 }
+        }
+    }
 }
 
 impl<'a, M: ReadMemory> PageCache<'a, M> {
     /// An empty cache of `memory`.
     pub fn new(memory: &'a M) -> Self {
-        Self { memory, pages: RefCell::default(), reads: Cell::default() }
+        Self { memory, pages: RefCell::default(), reads: Cell::default(), run: None }
+    }
+
+    /// The same, for a walk over much of a heap: where it reads one page after the other, some are read ahead. It keeps no
+    /// more than 32 MiB.
+    pub fn reading_ahead(memory: &'a M) -> Self {
+        Self { run: Some(Cell::default()), ..Self::new(memory) }
     }
 
     /// How often the memory was read: what a walk costs, however busy the machine is.
@@ -36,6 +74,43 @@ impl<'a, M: ReadMemory> PageCache<'a, M> {
     pub fn clear(&self) {
         self.pages.borrow_mut().clear();
     }
+
+    /// Reads a page, and others that are likely to be next.
+    #[cold]
+    fn read_page(&self, page: u64, pages: &mut Pages) {
+        if let Some(run) = &self.run {
+            if pages.len() >= MOST_KEPT {
+                pages.clear();
+            }
+            let next = run.get().next(page);
+            run.set(next);
+            if next.count > 1 && self.read_run(next, pages) {
+                return;
+            }
+            run.set(Run { first: page, count: 1 });
+        }
+        self.count_read();
+        pages.insert(page, self.memory.read(page * PAGE as u64).map(Box::new).ok());
+    }
+
+    /// Reads neighbouring pages at once; false if one of them cannot be read.
+    fn read_run(&self, run: Run, pages: &mut Pages) -> bool {
+        let mut words = vec![0; run.count as usize * PAGE / 8];
+        self.count_read();
+        if self.memory.read_words(run.first * PAGE as u64, &mut words).is_err() {
+            return false;
+        }
+        for (page, words) in (run.first..).zip(words.as_chunks::<{ PAGE / 8 }>().0) {
+            pages.entry(page).or_insert_with(|| {
+                let mut bytes = Box::new([0; PAGE]);
+                for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+                    *bytes = word.to_ne_bytes();
+                }
+                Some(bytes)
+            });
+        }
+        true
+    }
 }
 
 impl<M: ReadMemory> ReadMemory for PageCache<'_, M> {
@@ -47,14 +122,13 @@ impl<M: ReadMemory> ReadMemory for PageCache<'_, M> {
             return self.memory.read(address);
         }
         let mut pages = self.pages.borrow_mut();
-        let page = pages.entry(page).or_insert_with(|| {
-            self.count_read();
-            self.memory.read(page * PAGE as u64).map(Box::new).ok()
-        });
-        match page {
-            Some(page) => plain_at(&page[..], offset).ok_or(Unreadable),
+        if !pages.contains_key(&page) {
+            self.read_page(page, &mut pages);
+        }
+        match pages.get(&page) {
+            Some(Some(page)) => plain_at(&page[..], offset).ok_or(Unreadable),
             // Saved memory may have a part of it.
-            None => {
+            Some(None) | None => {
                 self.count_read();
                 self.memory.read(address)
             }
@@ -81,5 +155,26 @@ mod tests {
         assert_eq!(PageCache::new(&part).read::<u16>(0x100e), Ok(0x0101), "a page of which only a part was saved");
         cache.clear();
         assert_eq!(cache.pages.borrow().len(), 0);
+    }
+
+    #[test]
+    fn pages_are_read_ahead_where_neighbours_follow_each_other() {
+        const PAGES: u64 = 64;
+        let bytes: Vec<u8> = (0..PAGES as usize * PAGE).map(|at| (at / PAGE) as u8).collect();
+        let start = 16 * PAGE as u64;
+        let memory = Saved::new(start, bytes);
+        let up: Vec<u64> = (0..PAGES).collect();
+        let down: Vec<u64> = (0..PAGES).rev().collect();
+        // No page is next to the one before.
+        let apart: Vec<u64> = (0..PAGES).map(|page| page * 27 % PAGES).collect();
+        for (order, most) in [(up, 12), (down, 12), (apart, PAGES as usize)] {
+            let cache = PageCache::reading_ahead(&memory);
+            for page in &order {
+                assert_eq!(cache.read::<u8>(start + page * PAGE as u64 + 77), Ok(*page as u8));
+            }
+            assert!(cache.reads() <= most, "{} reads", cache.reads());
+            // A run that goes beyond the memory leaves the page itself.
+            assert_eq!(cache.read::<u8>(start - 1), Err(Unreadable));
+        }
     }
 }

@@ -122,20 +122,8 @@ impl Prototype {
         layout: &VmLayout,
         key: PrototypeKey,
     ) -> Result<Self, PrototypeError> {
-        if Self::key_at(memory, layout, key.address)? != key {
-            return Err(PrototypeError::Gone);
-        }
-        let size: u32 = memory.read(field(key.address, layout.pt_sizept)).map_err(|_| PrototypeError::Unreadable)?;
-        let least = u64::from(layout.sizeof_pt) + 4 * u64::from(key.sizebc);
-        if size > MAX_SIZE || u64::from(size) < least {
-            return Err(PrototypeError::Gone);
-        }
-        // A prototype is one block, with its bytecode, constants and debug information (`lj_parse.c`, `fs_finish`).
-        let bytes = read_bytes(memory, key.address, size as usize).map_err(|_| PrototypeError::Unreadable)?;
+        let bytes = Self::block(memory, layout, key)?;
         let block = PrototypeBlock { layout, bytes: &bytes, start: key.address };
-        if block.key(memory)? != key {
-            return Err(PrototypeError::Gone);
-        }
         let bytecode = block.words(u64::from(layout.sizeof_pt), key.sizebc)?;
         Ok(Self {
             key,
@@ -151,6 +139,51 @@ impl Prototype {
             children: block.children(&bytecode)?,
             bytecode,
         })
+    }
+
+    /// Reads the addresses of the prototypes whose functions it makes, and nothing else, from `memory` that does not change.
+    pub(super) fn read_children<M: ReadMemory>(
+        memory: &M,
+        layout: &VmLayout,
+        key: PrototypeKey,
+    ) -> Result<Vec<u64>, PrototypeError> {
+        let bytes = Self::block(memory, layout, key)?;
+        let block = PrototypeBlock { layout, bytes: &bytes, start: key.address };
+        let set = bytecode_set(layout);
+        let mut children = Vec::new();
+        for instruction in block.words(u64::from(layout.sizeof_pt), key.sizebc)?.into_iter().map(Instruction) {
+            if instruction.opcode(set).is_some_and(|opcode| opcode.op == Op::FNEW) {
+                children.push(block.constant(instruction.d())?);
+            }
+        }
+        Ok(children)
+    }
+
+    /// Reads the name of its chunk, as LuaJIT keeps it, and nothing else, from `memory` that does not change.
+    pub(super) fn read_chunkname<M: ReadMemory>(
+        memory: &M,
+        layout: &VmLayout,
+        key: PrototypeKey,
+    ) -> Result<Vec<u8>, PrototypeError> {
+        let gone = |_| PrototypeError::Unreadable;
+        let name = memory.read_ref(layout.is_gc64(), field(key.address, layout.pt_chunkname)).map_err(gone)?;
+        Ok(read_string(memory, layout, name, MAX_CHUNKNAME)?)
+    }
+
+    /// The block of memory of the prototype that `key` describes.
+    fn block<M: ReadMemory>(memory: &M, layout: &VmLayout, key: PrototypeKey) -> Result<Vec<u8>, PrototypeError> {
+        if Self::key_at(memory, layout, key.address)? != key {
+            return Err(PrototypeError::Gone);
+        }
+        let size: u32 = memory.read(field(key.address, layout.pt_sizept)).map_err(|_| PrototypeError::Unreadable)?;
+        let least = u64::from(layout.sizeof_pt) + 4 * u64::from(key.sizebc);
+        if size > MAX_SIZE || u64::from(size) < least {
+            return Err(PrototypeError::Gone);
+        }
+        // A prototype is one block, with its bytecode, constants and debug information (`lj_parse.c`, `fs_finish`).
+        let bytes = read_bytes(memory, key.address, size as usize).map_err(|_| PrototypeError::Unreadable)?;
+        let block = PrototypeBlock { layout, bytes: &bytes, start: key.address };
+        if block.key(memory)? == key { Ok(bytes) } else { Err(PrototypeError::Gone) }
     }
 
     /// Reads the key of the prototype that lies at `address` now.

@@ -6,7 +6,7 @@ use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 
 use super::page_cache::PageCache;
-use super::prototype::Prototype;
+use super::prototype::{Prototype, PrototypeError, PrototypeKey};
 
 /// So many are read before it is looked whether all of them are still there.
 const TOGETHER: usize = 256;
@@ -19,25 +19,46 @@ pub fn read_prototypes<M: ReadMemory>(
     addresses: impl IntoIterator<Item = u64>,
     mut visit: impl FnMut(Prototype) -> ControlFlow<()>,
 ) {
+    let read = |pages: &PageCache<'_, M>, key| Prototype::read_of(pages, layout, key);
+    read_together(memory, layout, addresses, read, |_, prototype| visit(prototype));
+}
+
+/// The same, but only their keys and the names of their chunks, which is much less work.
+pub fn read_prototype_names<M: ReadMemory>(
+    memory: &M,
+    layout: &VmLayout,
+    addresses: impl IntoIterator<Item = u64>,
+    visit: impl FnMut(PrototypeKey, Vec<u8>) -> ControlFlow<()>,
+) {
+    let read = |pages: &PageCache<'_, M>, key| Prototype::read_chunkname(pages, layout, key);
+    read_together(memory, layout, addresses, read, visit);
+}
+
+/// Reads something of many prototypes.
+fn read_together<M: ReadMemory, T>(
+    memory: &M,
+    layout: &VmLayout,
+    addresses: impl IntoIterator<Item = u64>,
+    read_one: impl Fn(&PageCache<'_, M>, PrototypeKey) -> Result<T, PrototypeError>,
+    mut visit: impl FnMut(PrototypeKey, T) -> ControlFlow<()>,
+) {
     let mut addresses = addresses.into_iter();
-    let mut read: Vec<Prototype> = Vec::with_capacity(TOGETHER);
+    let mut read: Vec<(PrototypeKey, T)> = Vec::with_capacity(TOGETHER);
     loop {
-        let pages = PageCache::new(memory);
+        let pages = PageCache::reading_ahead(memory);
         let mut any = false;
         for address in addresses.by_ref().take(TOGETHER) {
             any = true;
-            let prototype = Prototype::key_at(&pages, layout, address);
-            read.extend(prototype.and_then(|key| Prototype::read_of(&pages, layout, key)));
+            let key = Prototype::key_at(&pages, layout, address);
+            read.extend(key.and_then(|key| Ok((key, read_one(&pages, key)?))));
         }
         if !any {
             return;
         }
         // Had one been collected meanwhile, what was read would be of others.
-        let pages = PageCache::new(memory);
-        for prototype in read.drain(..) {
-            if Prototype::key_at(&pages, layout, prototype.key.address) == Ok(prototype.key)
-                && visit(prototype).is_break()
-            {
+        let pages = PageCache::reading_ahead(memory);
+        for (key, value) in read.drain(..) {
+            if Prototype::key_at(&pages, layout, key.address) == Ok(key) && visit(key, value).is_break() {
                 return;
             }
         }

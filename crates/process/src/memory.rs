@@ -84,6 +84,12 @@ impl ReadMemory for ProcessMemory {
         // SAFETY: all bytes are initialized, and `Pod` makes every bit pattern valid.
         Ok(unsafe { value.assume_init() })
     }
+
+    fn read_words(&self, address: u64, words: &mut [u64]) -> Result<(), Unreadable> {
+        // SAFETY: the slice covers exactly the bytes of `words`, and every bit pattern of theirs is a valid one.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), size_of_val(words)) };
+        self.read_exact(address, bytes)
+    }
 }
 
 #[cfg(test)]
@@ -97,6 +103,9 @@ mod tests {
         assert_eq!(memory.read::<u64>((&raw const value) as u64), Ok(value));
         assert_eq!(memory.read::<[u16; 2]>((&raw const value) as u64), Ok([0xcdef, 0x89ab]));
         assert_eq!(memory.read::<u64>(0), Err(Unreadable));
+        let mut words = [0; 2];
+        assert_eq!(memory.read_words((&raw const [value, !value]) as u64, &mut words), Ok(()));
+        assert_eq!((words, memory.read_words(0, &mut words)), ([value, !value], Err(Unreadable)));
         let other = 0x77_u8;
         let places = [((&raw const value) as u64 + 4, 2), ((&raw const other) as u64, 1), (0, 4)];
         assert_eq!(memory.read_scattered(&places[..2]), [0x67, 0x45, 0x77]);

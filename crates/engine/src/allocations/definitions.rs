@@ -49,11 +49,6 @@ impl Definitions {
         self.namer.take_unsearched()
     }
 
-    /// Notes what a prototype makes.
-    pub fn add_children(&mut self, parent: &Prototype) {
-        self.namer.add_children(parent);
-    }
-
     /// Names what a prototype makes that has just been seen to run; nothing if there are too many of them.
     pub fn see(&mut self, memory: &ProcessMemory, vm: &Vm, address: u64) {
         let Some(parent) = self.read(memory, vm, address).filter(Prototype::has_children) else { return };

@@ -8,13 +8,12 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hasher as _};
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
 use lj_trace_common::allocation::on_trace::TracePlace;
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen, TraceSeen};
-use lj_trace_luajit::{FunctionNames, Prototype, Prototypes, Vm, heap, read_prototypes, read_traces};
+use lj_trace_luajit::{FunctionNames, Prototype, Prototypes, Vm, read_traces};
 use lj_trace_probes::allocator::AllocationRecord;
 use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_profile::Frame;
@@ -27,6 +26,7 @@ use lj_trace_unwind::symbols::demangle::demangle;
 use super::c_callers::{CCall, CCallers};
 use super::c_symbols::{CSymbols, symbols};
 use super::definitions::Definitions;
+use super::first_symbols::{FirstSymbols, SYMBOLS_AS_EVENTS};
 use super::outputs::MemoryOutputs;
 use super::room::{ENTRY, NameRoom};
 use super::stream_traces::{Start, StreamTraces};
@@ -45,8 +45,8 @@ pub struct MemoryEvents {
     /// Whether it came into being while others were recorded: there may be thousands of such, so that its stream has only those
     /// symbols of C functions that its events name.
     is_late: bool,
-    /// Those of the VM that there were at first, until they are written.
-    first_symbols: Vec<Symbol>,
+    /// What there was at first of what its events do not say, until it is written.
+    first_symbols: Option<FirstSymbols>,
     /// What the stream says that the addresses of prototypes mean.
     known: AddrMap<u64, Meaning>,
     /// Those of which it says what they are called, or which have no name.
@@ -137,7 +137,7 @@ impl Meaning {
 }
 
 impl MemoryEvents {
-    /// Prepares to name the events of `vm`: reads its prototypes and traces. `number` is that of the VM in the outputs,
+    /// Prepares to name the events of `vm`: reads its traces, and of its prototypes what events of this version cannot say. `number` is that of the VM in the outputs,
     /// `version` that of the streams. Names take of the `room` that all VMs have.
     pub fn read(process: &Process, vm: &Vm, number: usize, version: u8, room: &NameRoom) -> Self {
         let functions = FunctionNames::read(&process.memory(), vm);
@@ -161,7 +161,8 @@ impl MemoryEvents {
     pub fn start(&mut self, c_symbols: &CSymbols, out: &mut MemoryOutputs) -> Result<(), EngineError> {
         self.c_files = c_symbols.files().len();
         let all = (!self.is_late).then_some(c_symbols);
-        out.start(self.number, &std::mem::take(&mut self.first_symbols), all)
+        let first = self.first_symbols.take();
+        out.start(self.number, first.as_ref().map_or(&[], |first| &first.symbols), all)
     }
 
     fn new(process: &Process, vm: &Vm, number: usize, version: u8, functions: FunctionNames, room: &NameRoom) -> Self {
@@ -174,7 +175,7 @@ impl MemoryEvents {
             memory: process.memory(),
             functions,
             is_late: false,
-            first_symbols: Vec::new(),
+            first_symbols: None,
             known: AddrMap::default(),
             named: HashSet::new(),
             room: room.clone(),
@@ -190,39 +191,33 @@ impl MemoryEvents {
         }
     }
 
-    /// Reads what the VM has by now.
+    /// Reads what the VM has by now, of what events do not say themselves. Names of functions are looked for when there are events
+    /// of them: in a heap with a million prototypes that takes a while.
     fn read_symbols(&mut self, process: &Process) {
         let (memory, vm) = (self.memory, self.vm.clone());
+        let mut first = FirstSymbols::within(&self.room);
+        first.read_prototypes(&memory, &vm, self.version);
         let mut prototypes = Prototypes::default();
-        let mut symbols = Vec::new();
-        read_prototypes(&memory, &vm.layout, heap::prototypes(&memory, &vm), |prototype| {
-            if self.learn(prototype.key.address, Meaning::of(&prototype)) == Some(true) {
-                symbols.push(lua_symbol(&prototype));
-                self.definitions.add_children(&prototype);
-            }
-            ControlFlow::Continue(())
-        });
         for trace in process.maps().map(|maps| read_traces(&memory, &maps, &vm)).unwrap_or_default() {
             let Some((prototype, line)) = start_of(&memory, &vm, &mut prototypes, &trace) else { continue };
             let (proto, number) = (prototype.key.address, u64::from(trace.number));
             let meaning = Meaning::of(&prototype);
             let start = match self.learn(proto, meaning) {
                 Some(is_new) => {
-                    symbols.extend(is_new.then(|| lua_symbol(&prototype)));
-                    symbols.extend(self.name_of(proto, meaning));
+                    first.symbols.extend(is_new.then(|| lua_symbol(&prototype)));
                     Start::At { proto, line, meaning }
                 }
                 None => Start::Lost,
             };
             let mcode = (trace.mcode.start != 0).then_some(trace.mcode.start);
             for symbol in self.traces.name(number, start, &self.room).symbols {
-                symbols.push(match symbol {
+                first.symbols.push(match symbol {
                     Symbol::Trace(symbol) => Symbol::Trace(TraceSymbol { mcode, ..symbol }),
                     other => other,
                 });
             }
         }
-        self.first_symbols = symbols;
+        self.first_symbols = Some(first);
     }
 
     /// What has to be said of the name of a function before events of it, or of traces that start in it; once for each.
@@ -566,11 +561,11 @@ impl MemoryEvents {
     fn trace_from(&mut self, number: u64, start: Start, out: &mut MemoryOutputs) -> Result<Source, EngineError> {
         match self.version {
             // Traces are no symbols that come as events yet, but sources that name their machine code.
-            ..3 => {
+            ..SYMBOLS_AS_EVENTS => {
                 let mcode = self.traces.identity(number).filter(|_| start != Start::Lost).map(|known| known.mcode);
                 Ok(Source::Trace { number, mcode: (self.version == 2).then_some(mcode.unwrap_or(0)) })
             }
-            3.. => {
+            SYMBOLS_AS_EVENTS.. => {
                 if let Start::At { proto, meaning, .. } = start
                     && let Some(name) = self.name_of(proto, meaning)
                 {

@@ -7,6 +7,7 @@ mod c_symbols;
 mod definitions;
 mod estimation;
 mod events;
+mod first_symbols;
 mod ledger;
 mod listener;
 mod outputs;

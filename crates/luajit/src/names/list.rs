@@ -22,6 +22,9 @@ const MAX_PLACES: usize = 256;
 /// One place is kept for so many prototypes.
 const PROTOTYPES_PER_PLACE: u32 = 16;
 
+/// What was read is kept for so many objects.
+const OBJECTS_PER_CACHE: usize = 1 << 15;
+
 /// What a return costs, in objects: a list that is torn everywhere ends the walk.
 const COST_OF_RETURN: u64 = 1 << 14;
 
@@ -86,7 +89,7 @@ impl ListWalk {
         budget: &mut u64,
         visit: &mut impl FnMut(&PageCache<'_, M>, Listed, &mut u64) -> Option<ControlFlow<B>>,
     ) -> Option<ListEnd<B>> {
-        let (layout, pages) = (&vm.layout, PageCache::new(memory));
+        let (layout, pages) = (&vm.layout, PageCache::reading_ahead(memory));
         // A list that became a ring comes back to an object that is noted each time that the walk has become twice as long
         // (Brent's algorithm).
         let (mut noted, mut last) = (0, None);
@@ -106,8 +109,8 @@ impl ListWalk {
             if count.is_power_of_two() {
                 noted = address;
             }
-            // Each object may be on a page of its own: no more than 32 MiB of them are kept.
-            if count.is_multiple_of(8192) {
+            // What is older than that may have changed.
+            if count.is_multiple_of(OBJECTS_PER_CACHE) {
                 pages.clear();
             }
             let kind = type_of(&pages, layout, address).ok()?;

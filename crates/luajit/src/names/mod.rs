@@ -7,6 +7,7 @@
 
 mod definition;
 mod list;
+mod parents;
 mod path;
 mod search;
 mod used;

@@ -8,20 +8,24 @@
 //!
 //! [`gc.root`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L606
 
-use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
 
 use super::list::{ListEnd, ListWalk};
+use super::parents::{Known, Parents, print, print_of};
 use crate::Vm;
 use crate::object::field;
 use crate::page_cache::PageCache;
 use crate::prototype::{Prototype, PrototypeKey};
 
-/// Prototypes whose parents are kept: some 20 MB at most. Of those beyond, each is searched when it is asked for.
-const MAX_KNOWN: usize = 1 << 19;
+/// Prototypes whose parents are kept: as many as a table of 19 MB has room for. Of those beyond, each is searched when it is
+/// asked for.
+const MAX_KNOWN: usize = 7 << 18;
+
+/// As many more are kept of those that have the same parent as one that was searched.
+const MAX_SIBLINGS: usize = 1 << 18;
 
 /// `PROTO_CHILD` ([`PROTO_*`] of `lj_obj.h`): it has prototypes among its constants.
 ///
@@ -42,26 +46,12 @@ pub enum FoundParent {
     Unknown,
 }
 
-/// What is known of a prototype.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
-    /// Which one makes its functions.
-    Parent(u64),
-    /// It was seen on the list, and is this one; not so its parent.
-    Alone(Print),
-}
-
-/// What tells prototypes at the same address apart, in a few bytes.
-type Print = u32;
-
-fn print(key: &PrototypeKey) -> Print {
-    key.firstline.wrapping_mul(0x9e37_79b1) ^ key.sizebc
-}
-
 /// The parents of a VM's prototypes, as far as they were searched.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ParentSearch {
-    known: HashMap<u64, Known>,
+    known: Parents,
+    /// So many are known at most, but for what was asked for.
+    most: usize,
     /// How many walks were made over the whole list.
     walks: u32,
     walk: Option<ParentWalk>,
@@ -89,23 +79,34 @@ enum Visited {
     Child,
 }
 
+impl Default for ParentSearch {
+    fn default() -> Self {
+        Self::keeping(MAX_KNOWN)
+    }
+}
+
 impl ParentSearch {
+    /// One that keeps the parents of so many prototypes.
+    fn keeping(most: usize) -> Self {
+        Self { known: Parents::default(), most, walks: 0, walk: None, wanted: 0 }
+    }
+
     /// Takes in what a prototype makes.
     pub fn add_children(&mut self, parent: &Prototype) {
         for child in parent.children() {
-            self.insert(child, Known::Parent(parent.key.address));
+            self.insert(child, Known::Parent(parent.key.address), self.most);
         }
     }
 
-    fn insert(&mut self, prototype: u64, known: Known) {
-        if self.known.len() < MAX_KNOWN || prototype == self.wanted || self.known.contains_key(&prototype) {
+    fn insert(&mut self, prototype: u64, known: Known, most: usize) {
+        if self.known.len() < most || prototype == self.wanted || self.known.get(prototype).is_some() {
             self.known.insert(prototype, known);
         }
     }
 
     /// Forgets what was wrong.
     pub fn forget(&mut self, prototype: u64) {
-        self.known.remove(&prototype);
+        self.known.remove(prototype);
     }
 
     /// Searches the parent of a prototype. It looks at no more objects than `budget`, which gets less by those that it has looked
@@ -119,10 +120,10 @@ impl ParentSearch {
     ) -> FoundParent {
         self.wanted = child.address;
         loop {
-            match self.known.get(&child.address) {
-                Some(&Known::Parent(parent)) => return FoundParent::Parent(parent),
+            match self.known.get(child.address) {
+                Some(Known::Parent(parent)) => return FoundParent::Parent(parent),
                 // It was there when the whole list was looked at.
-                Some(&Known::Alone(known)) if self.walks >= WALKS && known == print(child) => return FoundParent::None,
+                Some(Known::Alone(known)) if self.walks >= WALKS && known == print(child) => return FoundParent::None,
                 _ => {}
             }
             if *budget == 0 {
@@ -135,9 +136,9 @@ impl ParentSearch {
             self.walk = None;
             if end != ListEnd::Visitor(Visited::Child) && self.walks < WALKS {
                 self.walks += 1;
-            } else if !matches!(self.known.get(&child.address), Some(Known::Parent(_))) {
+            } else if !matches!(self.known.get(child.address), Some(Known::Parent(_))) {
                 // A new one, or one that there was no room for: the walk was for it alone.
-                self.insert(child.address, Known::Alone(print(child)));
+                self.insert(child.address, Known::Alone(print(child)), self.most);
                 return FoundParent::None;
             }
         }
@@ -173,23 +174,34 @@ impl ParentSearch {
         budget: &mut u64,
     ) -> Option<ControlFlow<Visited>> {
         // The second walk is for what the first one has missed.
-        if self.walks == 1 && self.known.contains_key(&address) {
+        if self.walks == 1 && self.known.get(address).is_some() {
             return Some(ControlFlow::Continue(()));
         }
-        let key = Prototype::key_at(pages, layout, address).ok()?;
-        let flags: u8 = pages.read(field(address, layout.pt_flags)).ok()?;
-        if flags & PROTO_CHILD != 0 {
+        let at = |offset| field(address, offset);
+        let (firstline, sizebc): (u32, u32) =
+            (pages.read(at(layout.pt_firstline)).ok()?, pages.read(at(layout.pt_sizebc)).ok()?);
+        // What was freed and written over is none any more.
+        let size: u32 = pages.read(at(layout.pt_sizept)).ok()?;
+        if u64::from(size) < u64::from(layout.sizeof_pt) + 4 * u64::from(sizebc) {
+            return None;
+        }
+        if pages.read::<u8>(at(layout.pt_flags)).ok()? & PROTO_CHILD != 0 {
             *budget = budget.saturating_sub(COST_OF_PARENT);
-            let parent = Prototype::read_of(pages, layout, key).ok()?;
-            let is_known = |child| self.known.get(&child) == Some(&Known::Parent(address));
-            if self.walks >= WALKS && parent.has_children() && parent.children().all(is_known) {
+            let key = Prototype::key_at(pages, layout, address).ok()?;
+            let children = Prototype::read_children(pages, layout, key).ok()?;
+            let is_known = |child: &u64| self.known.get(*child) == Some(Known::Parent(address));
+            if self.walks >= WALKS && !children.is_empty() && children.iter().all(is_known) {
                 return Some(ControlFlow::Break(Visited::Known));
             }
-            self.add_children(&parent);
+            // Who asks for one of them is likely to ask for the others next.
+            let most = self.most + if children.contains(&self.wanted) { MAX_SIBLINGS } else { 0 };
+            for child in children {
+                self.insert(child, Known::Parent(address), most);
+            }
         }
         // What is known of it may be of another one that was there before.
-        if !matches!(self.known.get(&address), Some(Known::Parent(_))) {
-            self.insert(address, Known::Alone(print(&key)));
+        if !matches!(self.known.get(address), Some(Known::Parent(_))) {
+            self.insert(address, Known::Alone(print_of(firstline, sizebc)), self.most);
         }
         // Only the first walks are for all prototypes.
         let is_over = self.walks >= WALKS && address == child.address;

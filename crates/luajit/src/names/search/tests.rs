@@ -58,6 +58,24 @@ fn another_prototype_at_the_same_address_is_searched_again() {
 }
 
 #[test]
+fn beyond_what_is_kept_those_of_one_parent_take_one_walk() {
+    const CHILDREN: [u64; 8] = [42, 43, 44, 45, 46, 47, 48, 49];
+    // Other prototypes fill the table, which is before theirs on the list.
+    let objects = [&[Object::Makes(&[]); 41][..], &[Object::Makes(&CHILDREN)], &[Object::Makes(&[]); 8]].concat();
+    let (memory, vm) = vm_with(&objects, |number| number + 1);
+    let mut search = ParentSearch::keeping(16);
+    let mut budget = PLENTY;
+    let mut used = Vec::new();
+    for child in CHILDREN {
+        let left = budget;
+        let found = search.parent(&memory, &vm, &key(&memory, &vm, child), &mut budget);
+        assert_eq!(found, FoundParent::Parent(place(41)), "{child}");
+        used.push(left - budget);
+    }
+    assert!(used[0] > 0 && used[1..].iter().all(|used| *used == 0), "{used:?}");
+}
+
+#[test]
 fn rings_and_torn_lists_end() {
     for entry in 0..6 {
         let (memory, vm) = vm_with(&NESTED, |number| if number == 5 { entry } else { number + 1 });

@@ -1,0 +1,172 @@
+//! Which prototype makes which, for a million of them, in few bytes each.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+
+use crate::prototype::PrototypeKey;
+
+/// What tells prototypes at the same address apart, in a few bits.
+pub type Print = u32;
+
+/// What is known of a prototype.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// Which one makes its functions.
+    Parent(u64),
+    /// It was seen on the list, and is this one; not so its parent.
+    Alone(Print),
+}
+
+/// The two highest bits of an entry say what it is; the others are a print, or how far away the parent is.
+const KIND: u32 = 0b11 << 30;
+const NEAR: u32 = 0b00 << 30;
+const ALONE: u32 = 0b01 << 30;
+const FAR: u32 = 0b10 << 30;
+
+/// A heap lies within so many regions of 32 GiB. Prototypes elsewhere are none.
+const MAX_REGIONS: usize = 64;
+
+/// So many parents may be more than 4 GiB away from what they make.
+const MAX_FAR: usize = 1 << 16;
+
+/// A print of a prototype.
+pub fn print(key: &PrototypeKey) -> Print {
+    print_of(key.firstline, key.sizebc)
+}
+
+/// The same, by its first line and its number of instructions.
+pub fn print_of(firstline: u32, sizebc: u32) -> Print {
+    (firstline.wrapping_mul(0x9e37_79b1) ^ sizebc) & !KIND
+}
+
+/// What is known of the prototypes of a VM: by the regions of the address space, then by the bits of their addresses that tell
+/// them apart there. An entry takes 9 bytes, of which a table has up to twice as many as it needs.
+#[derive(Debug, Default)]
+pub struct Parents {
+    regions: HashMap<u32, HashMap<u32, u32, RandomState>>,
+    far: HashMap<u64, u64>,
+    count: usize,
+}
+
+/// Objects are aligned to 8 bytes: the region of an address, and the place in it.
+fn split(prototype: u64) -> Option<(u32, u32)> {
+    let words = prototype.is_multiple_of(8).then_some(prototype / 8)?;
+    Some(((words >> 32) as u32, words as u32))
+}
+
+/// How far a parent is away, in words, if an entry has room for that.
+fn distance(prototype: u64, parent: u64) -> Option<u32> {
+    let bytes = (parent as i64).checked_sub(prototype as i64).filter(|bytes| bytes % 8 == 0)?;
+    let words = i32::try_from(bytes / 8).ok().filter(|words| (-(1 << 29)..1 << 29).contains(words))?;
+    Some(words as u32 & !KIND)
+}
+
+impl Parents {
+    /// How many prototypes something is known of.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// What is known of a prototype.
+    pub fn get(&self, prototype: u64) -> Option<Known> {
+        let (region, place) = split(prototype)?;
+        let entry = *self.regions.get(&region)?.get(&place)?;
+        match entry & KIND {
+            ALONE => Some(Known::Alone(entry & !KIND)),
+            FAR => self.far.get(&prototype).copied().map(Known::Parent),
+            // Its sign is the highest of the bits that are left.
+            _ => Some(Known::Parent(prototype.wrapping_add_signed(i64::from((entry << 2) as i32 >> 2) * 8))),
+        }
+    }
+
+    /// Notes what is known of a prototype. What cannot be one is left out.
+    pub fn insert(&mut self, prototype: u64, known: Known) {
+        let Some((region, place)) = split(prototype) else { return };
+        if self.regions.len() >= MAX_REGIONS && !self.regions.contains_key(&region) {
+            return;
+        }
+        self.remove(prototype);
+        let entry = match known {
+            Known::Alone(print) => print & !KIND | ALONE,
+            Known::Parent(parent) => match distance(prototype, parent) {
+                Some(distance) => distance | NEAR,
+                None if self.far.len() >= MAX_FAR => return,
+                None => {
+                    self.far.insert(prototype, parent);
+                    FAR
+                }
+            },
+        };
+        self.count += 1;
+        self.regions.entry(region).or_default().insert(place, entry);
+    }
+
+    /// Forgets what is known of a prototype.
+    pub fn remove(&mut self, prototype: u64) {
+        let Some((region, place)) = split(prototype) else { return };
+        let entry = self.regions.get_mut(&region).and_then(|region| region.remove(&place));
+        self.count -= usize::from(entry.is_some());
+        if entry.is_some_and(|entry| entry & KIND == FAR) {
+            self.far.remove(&prototype);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that look random.
+    fn next(state: &mut u64) -> u64 {
+        *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        *state >> 20
+    }
+
+    #[test]
+    fn entries_are_what_a_plain_map_has() {
+        let (mut state, mut parents, mut expected) = (1, Parents::default(), HashMap::new());
+        // Two regions, and addresses near the limits of a distance.
+        let bases = [0x4000_0000_u64, 0x7f00_1000_0000];
+        for round in 0..20_000 {
+            let prototype = bases[next(&mut state) as usize % 2] + next(&mut state) % 512 * 8;
+            let away = [0, 8, 0x100, (1 << 32) - 16, (1 << 32) - 8, 1 << 32, 1 << 40][next(&mut state) as usize % 7];
+            match next(&mut state) % 5 {
+                0 => {
+                    parents.remove(prototype);
+                    expected.remove(&prototype);
+                }
+                1 => {
+                    let print = print_of(round, 7);
+                    parents.insert(prototype, Known::Alone(print));
+                    expected.insert(prototype, Known::Alone(print));
+                }
+                sign => {
+                    let parent = if sign == 2 { prototype.wrapping_add(away) } else { prototype.wrapping_sub(away) };
+                    parents.insert(prototype, Known::Parent(parent));
+                    expected.insert(prototype, Known::Parent(parent));
+                }
+            }
+            assert_eq!(parents.get(prototype), expected.get(&prototype).copied());
+            assert_eq!(parents.len(), expected.len());
+        }
+        for (prototype, known) in expected {
+            assert_eq!(parents.get(prototype), Some(known), "{prototype:#x}");
+        }
+    }
+
+    #[test]
+    fn what_a_program_makes_up_is_bounded() {
+        let mut parents = Parents::default();
+        for region in 0..1000_u64 {
+            parents.insert(region << 35 | 8, Known::Alone(1));
+        }
+        assert_eq!((parents.regions.len(), parents.len()), (MAX_REGIONS, MAX_REGIONS));
+        for prototype in 0..2 * MAX_FAR as u64 {
+            parents.insert(8 * prototype, Known::Parent(1 << 60));
+        }
+        assert_eq!(parents.far.len(), MAX_FAR);
+        parents.insert(9, Known::Alone(1));
+        assert_eq!(parents.get(9), None, "no object has such an address");
+    }
+}
