@@ -118,14 +118,14 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// What ends a recording of `processes` within 5 s, if these are ended once it runs.
-    fn outcome(processes: &[Process], later: &mut [Child]) -> Stop {
+    /// What ends a recording of `processes` that lasts this long, if these are ended once it runs.
+    fn outcome(processes: &[Process], later: &mut [Child], duration: Duration) -> Stop {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (interrupt, _other) = UnixStream::pair().unwrap();
             let mut stopping = Stopping::new(interrupt.into(), processes.iter()).unwrap();
             later.iter_mut().for_each(end);
-            stopping.next(Instant::now().checked_add(Duration::from_secs(5))).await
+            stopping.next(Instant::now().checked_add(duration)).await
         })
     }
 
@@ -133,15 +133,17 @@ mod tests {
     fn an_exit_ends_it_whenever_it_happens() {
         let ((mut early, first), (late, second)) = (sleeping(), sleeping());
         end(&mut early);
-        assert_eq!(outcome(std::slice::from_ref(&first), &mut []), Stop::TargetExited);
-        assert_eq!(outcome(&[first, second], &mut [late]), Stop::TargetExited);
+        let long = Duration::from_secs(5);
+        assert_eq!(outcome(std::slice::from_ref(&first), &mut [], long), Stop::TargetExited);
+        assert_eq!(outcome(&[first, second], &mut [late], long), Stop::TargetExited);
     }
 
     #[test]
     fn one_that_runs_does_not() {
         let ((mut early, first), (mut late, second)) = (sleeping(), sleeping());
         end(&mut early);
-        assert_eq!(outcome(&[first, second], &mut []), Stop::Duration);
+        // An exit is told at once.
+        assert_eq!(outcome(&[first, second], &mut [], Duration::from_millis(300)), Stop::Duration);
         end(&mut late);
     }
 

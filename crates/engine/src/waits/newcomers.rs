@@ -74,6 +74,8 @@ impl Meeting {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{HashMap, HashSet};
+
     use super::*;
 
     /// A list of coroutines as a VM has it, whose addresses are used again.
@@ -120,7 +122,8 @@ mod tests {
                     (0..rng.usize(..50)).for_each(|_| heap.create(&mut rng));
                 }
                 // Heads tell those that are gone, unless their addresses are those of others by now.
-                known.retain(|(address, _)| heap.list.iter().any(|object| object.0 == *address));
+                let there: HashMap<u64, u64> = heap.list.iter().copied().collect();
+                known.retain(|(address, _)| there.contains_key(address));
                 let mut meeting = Meeting::new(known.iter().map(|(address, _)| *address));
                 let mut count = 0;
                 let stopped = heap.list.iter().rev().any(|&(address, _)| {
@@ -129,11 +132,11 @@ mod tests {
                 });
                 (walked, all) = (walked + count, all + heap.list.len());
                 let Met { newest, older } = meeting.finish(stopped);
-                let identity = |address: u64| heap.list.iter().find(|object| object.0 == address).unwrap().1;
                 known.truncate(older);
                 // What was met as new is what it was no more.
-                known.retain(|(address, _)| !newest.contains(address));
-                known.extend(newest.into_iter().map(|address| (address, identity(address))));
+                let met: HashSet<u64> = newest.iter().copied().collect();
+                known.retain(|(address, _)| !met.contains(address));
+                known.extend(newest.into_iter().map(|address| (address, there[&address])));
                 let addresses = |list: &[(u64, u64)]| list.iter().map(|(address, _)| *address).collect::<Vec<_>>();
                 assert_eq!(addresses(&known), addresses(&heap.list), "seed {seed}");
                 wrong += known.iter().zip(&heap.list).filter(|(known, there)| known.1 != there.1).count();
