@@ -185,7 +185,7 @@ fn the_first_name_among_many_prototypes_is_found_and_is_bounded() -> Result<()> 
     let all = heap::all_prototypes(&memory, vm, Duration::from_secs(60));
     ensure!(all.addresses.len() > 100_000, "{}", all.addresses.len());
     let keys: Vec<_> = all.addresses.iter().filter_map(|&at| Prototype::key_at(&memory, &vm.layout, at).ok()).collect();
-    let own = keys.iter().filter(|key| key.firstline == 13).find_map(|key| {
+    let own = keys.iter().filter(|key| key.firstline == 15).find_map(|key| {
         let read = Prototype::read(&memory, &vm.layout, *key).ok()?;
         read.chunkname.ends_with(PROTOTYPES).then_some(*key)
     });

@@ -5,6 +5,8 @@
 //! [`BCDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_bc.h#L71-L206
 //! [`BCDEF` of 2.0]: https://github.com/LuaJIT/LuaJIT/blob/71797fa75ffa1ddbd9b41bbd55d6c2d4236164b0/src/lj_bc.h#L71-L193
 
+use std::sync::LazyLock;
+
 use lj_trace_common::layout::BytecodeSet;
 
 /// One instruction (`BCIns`): `OP A C B` or `OP A D`, from the lowest byte up.
@@ -39,7 +41,11 @@ impl Instruction {
 
     /// What the opcode means in builds of numbering `set`; `None` for a number that it does not have.
     pub fn opcode(self, set: BytecodeSet) -> Option<&'static Opcode> {
-        opcodes(set).nth(usize::from(self.op()))
+        /// By their numbers, in each numbering.
+        static NUMBERED: LazyLock<[Vec<&'static Opcode>; 3]> = LazyLock::new(|| {
+            [BytecodeSet::V20, BytecodeSet::V21, BytecodeSet::V21Jul2026].map(|set| opcodes(set).collect())
+        });
+        NUMBERED[set as usize].get(usize::from(self.op())).copied()
     }
 }
 

@@ -229,9 +229,21 @@ fn prototypes_of_absurd_sizes_are_refused() {
     }
 }
 
-/// Damage without a plan: whatever a VM's memory holds, reading it ends, without a panic.
 #[test]
 fn no_damage_matters() {
+    damage(3, 0x9e37_79b9_7f4a_7c15);
+}
+
+#[test]
+#[ignore = "takes minutes: much more damage, another each time"]
+fn no_damage_matters_in_a_long_search() {
+    let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64 | 1;
+    println!("seed {seed:#x}");
+    damage(200, seed);
+}
+
+/// Damage without a plan, so many times in each build's memory: whatever a VM's memory holds, reading it ends, without a panic.
+fn damage(times: usize, seed: u64) {
     /// Numbers that look random, and are the same every time (xorshift64).
     struct Random(u64);
 
@@ -244,13 +256,13 @@ fn no_damage_matters() {
         }
     }
 
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random(seed);
     for build in BUILDS {
         let saved = Saved::load(build.name);
         let vm = see(&saved).unwrap().vm;
         let ranges = saved.ranges();
         let bytes: usize = ranges.iter().map(|(_, length)| length).sum();
-        for _ in 0..12 {
+        for _ in 0..times {
             let mut damaged = saved.clone();
             for _ in 0..bytes / 200 {
                 let (start, length) = ranges[random.below(ranges.len())];

@@ -102,7 +102,18 @@ fn finds_the_vm_and_sees_it_go() {
 /// The first of them is proven; the others have the same file at other addresses.
 #[test]
 fn what_is_known_of_a_file_is_what_a_proof_says() {
-    for _ in 0..12 {
+    prove_again(4);
+}
+
+#[test]
+#[ignore = "takes a minute: many more addresses"]
+fn what_is_known_of_a_file_is_what_a_proof_says_in_a_long_search() {
+    prove_again(100);
+}
+
+/// Each program has other addresses.
+fn prove_again(programs: usize) {
+    for _ in 0..programs {
         let Some(truth) = Truth::start() else { return };
         let (process, vm) = (truth.process(), truth.vm());
         let candidate = Candidate { thread: vm.main_thread, global: vm.global, gc64: vm.layout.is_gc64() };

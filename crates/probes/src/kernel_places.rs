@@ -74,8 +74,8 @@ mod tests {
     fn all_marks_are_in_the_object_and_are_replaced() {
         let Ok(bytes) = object() else { return };
         let is_mark = |instruction: &[u8; 8]| {
-            let is_field = FIELDS.iter().any(|(mark, _)| *mark == halfword(instruction));
-            let is_load = LOADS.contains(&instruction[0]) && immediate(instruction) == 0 && is_field;
+            let is_field = || FIELDS.iter().any(|(mark, _)| *mark == halfword(instruction));
+            let is_load = LOADS.contains(&instruction[0]) && immediate(instruction) == 0 && is_field();
             is_load || instruction[0] == CALL && immediate(instruction) == FUNCTION
         };
         let marks = |bytes: &[u8]| bytes.as_chunks::<8>().0.iter().filter(|chunk| is_mark(chunk)).count();

@@ -63,7 +63,7 @@ fn waits_count_for_as_long_as_they_last() {
         let tid = unsafe { libc::gettid() } as u32;
         std::thread::sleep(Duration::from_millis(60));
         let mut waited = Duration::ZERO;
-        for turn in 0..400_u32 {
+        for turn in 0..160_u32 {
             // From far below the threshold to above it.
             let length = Duration::from_micros(u64::from(turn * 7919 % 40) * 400);
             let began = Instant::now();

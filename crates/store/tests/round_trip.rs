@@ -29,7 +29,17 @@ fn interval<'a>(kind: ProfileKind, profile: &'a dyn Profile, resource: &'a Resou
 
 #[test]
 fn random_profiles_come_back_as_they_were() {
-    for seed in 0..40 {
+    come_back(0..12);
+}
+
+#[test]
+#[ignore = "takes minutes: many more profiles"]
+fn random_profiles_come_back_in_a_long_search() {
+    come_back(0..1000);
+}
+
+fn come_back(seeds: std::ops::Range<u64>) {
+    for seed in seeds {
         let mut random = Random::new(seed);
         let folder = tempfile::tempdir().unwrap();
         let mut store = Store::open(config(folder.path())).unwrap();

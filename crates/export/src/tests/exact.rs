@@ -115,7 +115,17 @@ fn recorded(profiles: &[(ProfileKind, Box<dyn Profile>)]) -> Amount {
 
 #[test]
 fn sums_of_functions_arrive_whatever_the_profiles_and_the_limits() {
-    for seed in 0..25 {
+    sums_arrive(0..8);
+}
+
+#[test]
+#[ignore = "takes minutes: many more profiles"]
+fn sums_of_functions_arrive_in_a_long_search() {
+    sums_arrive(0..500);
+}
+
+fn sums_arrive(seeds: std::ops::Range<u64>) {
+    for seed in seeds {
         let mut rng = Rng::with_seed(seed);
         let profiles: Vec<(ProfileKind, Box<dyn Profile>)> = (0..rng.usize(1..6))
             .map(|_| -> (ProfileKind, Box<dyn Profile>) {
