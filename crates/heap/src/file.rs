@@ -109,10 +109,27 @@ fn digits(bytes: &[u8]) -> String {
 }
 
 fn bytes_of(digits: &str) -> Option<Vec<u8>> {
-    let digit = |digit: u8| char::from(digit).to_digit(16).map(|digit| digit as u8);
+    /// What each byte means as a digit: there are millions of them in a file.
+    static VALUES: [u8; 256] = {
+        let (mut values, mut byte) = ([NONE; 256], 0);
+        while byte < 256 {
+            if let Some(value) = (byte as u8 as char).to_digit(16) {
+                values[byte] = value as u8;
+            }
+            byte += 1;
+        }
+        values
+    };
+    const NONE: u8 = 0xff;
     let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
-    let bytes = pairs.iter().map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?));
-    if rest.is_empty() { bytes.collect() } else { None }
+    let mut bytes = Vec::with_capacity(pairs.len());
+    let mut all = 0;
+    for &[high, low] in pairs {
+        let (high, low) = (VALUES[usize::from(high)], VALUES[usize::from(low)]);
+        all |= high | low;
+        bytes.push(high << 4 | low & 15);
+    }
+    (rest.is_empty() && all <= 15).then_some(bytes)
 }
 
 /// Reads the snapshot in a file.
@@ -267,6 +284,16 @@ mod tests {
         // In words they would take 10 GB.
         let error = read(bytes.as_slice()).unwrap_err().to_string();
         assert!(error.contains("longer paths"), "{error}");
+    }
+
+    #[test]
+    fn digits_are_what_they_were_made_of_and_nothing_else() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        assert_eq!(bytes_of(&digits(&bytes)), Some(bytes));
+        assert_eq!(bytes_of("AfF0"), Some(vec![0xaf, 0xf0]));
+        for odd in ["0", "0g", "g0", " 1", "1\u{e9}", "000"] {
+            assert_eq!(bytes_of(odd), None, "{odd}");
+        }
     }
 
     fn packed(text: &str) -> Vec<u8> {
