@@ -6,56 +6,38 @@ use fastrand::Rng;
 
 use super::bad_server::{config, round, until};
 use super::server::{Does, Server};
-use crate::check::{Report, SERVICE, StoredVerdict, check};
+use crate::check::{SERVICE, StoredVerdict, check};
 use crate::{Exporter, SinkKind};
 
 fn answers(text: &str) -> Does {
     Does::Answers(200, "", text.as_bytes().to_vec())
 }
 
-/// What is said of a server that answers so.
-fn report(kind: SinkKind, does: Does) -> Report {
-    let server = Server::start([], does);
-    let mut config = config(&server);
-    config.kind = kind;
-    check(&config, Duration::from_secs(2)).unwrap()
-}
-
 #[test]
 fn a_server_that_takes_and_does_not_store_is_told_from_one_that_does() {
-    // They mostly wait: all at once.
-    std::thread::scope(|scope| {
-        for kind in [SinkKind::Otlp, SinkKind::Pyroscope, SinkKind::Parca] {
-            let key = if kind == SinkKind::Parca { "labelValues" } else { "names" };
-            scope.spawn(move || {
-                let good = report(kind, answers(&format!("{{\"{key}\":[\"other\",\"{SERVICE}\"]}}")));
-                assert!(good.is_good() && matches!(good.verdict, Some(StoredVerdict::Stored { .. })), "{good}");
-            });
-            scope.spawn(move || {
-                let trap = report(kind, answers(&format!("{{\"{key}\":[]}}")));
-                assert!(!trap.is_good() && matches!(trap.verdict, Some(StoredVerdict::NotStored { .. })), "{trap}");
-                assert!(trap.to_string().contains("it may be too old; these go together"), "{trap}");
-            });
-            // Unless it is one that shows nothing of anybody yet.
-            scope.spawn(move || {
-                let new = report(kind, answers(&format!("{{\"{key}\":[],\"data\":{{\"version\":\"2.2.1\"}}}}")));
-                let is_parca = kind == SinkKind::Parca;
-                let says_new = new.to_string().contains("a new Pyroscope 2");
-                assert!(new.is_good() != is_parca && says_new != is_parca, "{new}");
-            });
-            scope.spawn(move || {
-                let silent = report(kind, answers("<html>"));
-                let is_open = matches!(silent.verdict, Some(StoredVerdict::CannotTell { .. }));
-                assert!(silent.is_good() && is_open, "{silent}");
-            });
-            scope.spawn(move || {
-                let none = report(kind, Does::Answers(404, "", b"no such page".to_vec()));
-                assert!(!none.is_good() && none.verdict.is_none(), "{none}");
-                let says_gate = none.to_string().contains("--feature-gates=+service.profilesSupport and");
-                assert_eq!(says_gate, kind == SinkKind::Otlp);
-            });
-        }
-    });
+    for kind in [SinkKind::Otlp, SinkKind::Pyroscope, SinkKind::Parca] {
+        let report = |does: Does| {
+            let server = Server::start([], does);
+            let mut config = config(&server);
+            config.kind = kind;
+            check(&config, Duration::from_secs(2)).unwrap()
+        };
+        let key = if kind == SinkKind::Parca { "labelValues" } else { "names" };
+        let good = report(answers(&format!("{{\"{key}\":[\"other\",\"{SERVICE}\"]}}")));
+        assert!(good.is_good() && matches!(good.verdict, Some(StoredVerdict::Stored { .. })), "{good}");
+        let trap = report(answers(&format!("{{\"{key}\":[]}}")));
+        assert!(!trap.is_good() && matches!(trap.verdict, Some(StoredVerdict::NotStored { .. })), "{trap}");
+        assert!(trap.to_string().contains("it may be too old; these go together"), "{trap}");
+        // Unless it is one that shows nothing of anybody yet.
+        let new = report(answers(&format!("{{\"{key}\":[],\"data\":{{\"version\":\"2.2.1\"}}}}")));
+        let is_parca = kind == SinkKind::Parca;
+        assert!(new.is_good() != is_parca && new.to_string().contains("a new Pyroscope 2") != is_parca, "{new}");
+        let silent = report(answers("<html>"));
+        assert!(silent.is_good() && matches!(silent.verdict, Some(StoredVerdict::CannotTell { .. })), "{silent}");
+        let none = report(Does::Answers(404, "", b"no such page".to_vec()));
+        assert!(!none.is_good() && none.verdict.is_none(), "{none}");
+        assert_eq!(none.to_string().contains("--feature-gates=+service.profilesSupport and"), kind == SinkKind::Otlp);
+    }
 }
 
 #[test]
