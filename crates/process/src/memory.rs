@@ -103,8 +103,8 @@ mod tests {
         assert_eq!(memory.read::<u64>((&raw const value) as u64), Ok(value));
         assert_eq!(memory.read::<[u16; 2]>((&raw const value) as u64), Ok([0xcdef, 0x89ab]));
         assert_eq!(memory.read::<u64>(0), Err(Unreadable));
-        let mut words = [0; 2];
-        assert_eq!(memory.read_words((&raw const [value, !value]) as u64, &mut words), Ok(()));
+        let (pair, mut words) = ([value, !value], [0; 2]);
+        assert_eq!(memory.read_words((&raw const pair) as u64, &mut words), Ok(()));
         assert_eq!((words, memory.read_words(0, &mut words)), ([value, !value], Err(Unreadable)));
         let other = 0x77_u8;
         let places = [((&raw const value) as u64 + 4, 2), ((&raw const other) as u64, 1), (0, 4)];
