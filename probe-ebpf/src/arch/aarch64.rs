@@ -14,11 +14,11 @@ const MODE: u64 = 0xf;
 /// The registers of a sample.
 #[inline(always)]
 pub const fn registers(r: &pt_regs) -> SampledRegisters {
-    let x = &r.regs;
-    [
-        x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12], x[13], x[14], x[15], x[16],
-        x[17], x[18], x[19], x[20], x[21], x[22], x[23], x[24], x[25], x[26], x[27], x[28], x[29], x[30], r.sp, r.pc,
-    ]
+    const { assert!(size_of::<pt_regs>() == size_of::<SampledRegisters>() + 8) };
+    // The kernel has them in the same order, followed by `pstate`. One by one they would be put together on the stack, which has
+    // no room for them.
+    // SAFETY: as many words as the registers have, aligned as they are, of plain data.
+    unsafe { (&raw const *r).cast::<SampledRegisters>().read() }
 }
 
 /// The stack pointer.
