@@ -3,13 +3,19 @@
 //!
 //! [`CFRAME_OFS_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L158-L180
 
-use crate::arch::ADDRESS_END;
 pub use crate::arch::C_FRAME_WORDS;
+use crate::arch::{self, ADDRESS_END};
 use crate::frame::CFRAME_FLAGS;
 use crate::layout::VmLayout;
 
 /// How many bytes from the beginning of a C frame all that is looked at lies within.
 pub const C_FRAME_HEAD: u64 = 8 * C_FRAME_WORDS as u64;
+
+/// Which offsets of the number of results there may be, for the verifier, which does not know what the agent has written.
+pub const RESULTS_MASK: u32 = C_FRAME_WORDS.next_power_of_two() as u32 * 8 - 4;
+
+/// The same of the addresses of the C frame around it, and of the coroutine.
+pub const ADDRESS_MASK: u32 = C_FRAME_WORDS.next_power_of_two() as u32 * 8 - 8;
 
 /// More results than any call returns, and more bytes than a Lua stack has (`LUAI_MAXSTACK`, `luaconf.h`).
 const TOO_MANY: u32 = 1 << 24;
@@ -25,16 +31,17 @@ pub struct CFrameShape {
     pub results: u32,
     /// Offset of the address of the C frame around it; 0 if VMs differ.
     pub previous: u32,
-    /// Always 0.
-    pub reserved: u32,
+    /// Offset of the coroutine's address; 0 if VMs differ. Only where [`arch::CFRAME_L_VARIES`].
+    pub thread: u32,
 }
 
 impl CFrameShape {
     /// Takes in what the C frames of one more VM look like.
     pub fn include(&mut self, layout: &VmLayout) {
-        let [results, previous] = [layout.cframe_nres, layout.cframe_prev].map(u32::from);
+        let [results, previous, thread] = [layout.cframe_nres, layout.cframe_prev, layout.cframe_l].map(u32::from);
+        let thread = if arch::CFRAME_L_VARIES { thread } else { 0 };
         let is_within = previous + 8 <= C_FRAME_HEAD as u32 && results + 4 <= C_FRAME_HEAD as u32;
-        let own = Self { exists: 1, results, previous, reserved: 0 };
+        let own = Self { exists: 1, results, previous, thread };
         *self = match *self {
             Self { exists: 0, .. } if is_within => own,
             same if same == own => own,
@@ -60,7 +67,7 @@ mod tests {
         let mut shape = CFrameShape::default();
         shape.include(&layout(8, 32));
         shape.include(&layout(8, 32));
-        assert_eq!(shape, CFrameShape { exists: 1, results: 8, previous: 32, reserved: 0 });
+        assert_eq!(shape, CFrameShape { exists: 1, results: 8, previous: 32, thread: 0 });
         shape.include(&layout(8, 48));
         assert_eq!((shape.exists, shape.previous), (1, 0));
         shape.include(&layout(8, 32));

@@ -14,8 +14,8 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
-use lj_trace_common::arch::CFRAME_L;
-use lj_trace_common::c_frame::{C_FRAME_HEAD, CFrameShape};
+use lj_trace_common::arch::{CFRAME_L, CFRAME_L_VARIES};
+use lj_trace_common::c_frame::{ADDRESS_MASK, C_FRAME_HEAD, CFrameShape, RESULTS_MASK};
 use lj_trace_common::config::{
     Config, Counter, LATE_EVENT, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_SAMPLED_VMS, MAX_STACK, VmKey,
 };
@@ -328,10 +328,11 @@ fn find_thread(scratch: &mut Scratch, config: &Config, cframe: u64) -> Option<(u
     if offset > MAX_STACK as usize - C_FRAME_HEAD as usize || offset % 8 != 0 {
         return None;
     }
-    // SAFETY: `offset + C_FRAME_HEAD` lies within the payload, and so do the words.
+    let wide_at = if CFRAME_L_VARIES { (config.wide_c_frames.thread & ADDRESS_MASK) as usize } else { CFRAME_L[1] };
+    // SAFETY: `offset + C_FRAME_HEAD` lies within the payload, behind which there is more, and so do the words.
     let (head, wide, narrow) = unsafe {
         let head = scratch.payload.as_ptr().add(offset);
-        (head, head.add(CFRAME_L[1]).cast::<u64>().read(), head.add(CFRAME_L[0]).cast::<u32>().read())
+        (head, head.add(wide_at).cast::<u64>().read(), head.add(CFRAME_L[0]).cast::<u32>().read())
     };
     let mut thread = 0;
     let mut index = NO_VM;
@@ -353,10 +354,12 @@ fn find_thread(scratch: &mut Scratch, config: &Config, cframe: u64) -> Option<(u
 #[inline(always)]
 fn may_begin(shape: &CFrameShape, head: *const u8) -> bool {
     // The verifier does not know what the agent has written there.
-    let (results, previous) = ((shape.results & 0x3c) as usize, (shape.previous & 0x38) as usize);
+    let (results, previous) = ((shape.results & RESULTS_MASK) as usize, (shape.previous & ADDRESS_MASK) as usize);
+    // Where VMs do not differ. Frames of some builds begin with the address of the one around it.
+    let is_known = if CFRAME_L_VARIES { results != 0 } else { previous != 0 };
     // SAFETY: the callers have checked that `C_FRAME_HEAD` bytes are there.
     let (results, outer) = unsafe { (head.add(results).cast::<i32>().read(), head.add(previous).cast::<u64>().read()) };
-    shape.exists != 0 && (previous == 0 || CFrameShape::allows(results, outer))
+    shape.exists != 0 && (!is_known || CFrameShape::allows(results, outer))
 }
 
 /// Whether a word of what may be the C frame at `cframe` may be the address of a coroutine: one is not on the stack

@@ -18,8 +18,9 @@ use crate::scratch::Scratch;
 use crate::wakeup::NO_WAKEUP;
 
 /// Traces that are looked at where the state does not say which one runs. A program that throws its traces away all
-/// the time numbers them from 1 again, and never has many.
-const LOOKED_AT: u32 = 64;
+/// the time numbers them from 1 again, and never has many. Where the state never says it, all that LuaJIT has by default
+/// (`maxtrace`, `lj_jit.h`).
+const LOOKED_AT: u32 = if STATE_NAMES_TRACE { 64 } else { 1024 };
 
 /// Notes which trace the innermost VM runs or leaves; sends it ahead of the sample if the agent does not have it. `area`
 /// is the sample's working area.
@@ -33,8 +34,14 @@ pub fn note(area: u32) -> u32 {
     if header.flags & SAMPLE_ON_TRACE == 0 && header.trace_exit == 0 {
         return 0;
     }
-    let number =
-        if STATE_NAMES_TRACE && header.vmstate > 0 { header.vmstate as u32 } else { header.trace_exit & 0xffff };
+    let number = if STATE_NAMES_TRACE && header.vmstate > 0 {
+        header.vmstate as u32
+    } else if STATE_NAMES_TRACE || header.trace_exit != 0 {
+        header.trace_exit & 0xffff
+    } else {
+        // It may be the one that ran at the last sample on this CPU.
+        machine.key.identity.number
+    };
     let Some(vm) = VMS.get(header.vm) else { return 0 };
     clear(traces);
     // What could not be read stays zero.
@@ -47,13 +54,36 @@ pub fn note(area: u32) -> u32 {
         // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
         unsafe { bpf_loop(LOOKED_AT, look_at as *mut c_void, (&raw mut area).cast(), 0) };
     }
+    if !STATE_NAMES_TRACE {
+        forget_other(borrow());
+    }
     0
+}
+
+/// Names no trace rather than one that does not run, where the state does not tell.
+#[inline(always)]
+fn forget_other(scratch: &mut Scratch) {
+    let header = &mut scratch.header;
+    if header.trace_exit == 0 && !is_within(header, reg::PC, &header.trace) {
+        clear(&mut header.trace);
+    }
+}
+
+/// Whether the address in this register is in a trace's machine code.
+#[inline(always)]
+fn is_within(header: &SampleHeader, register: usize, running: &RunningTrace) -> bool {
+    let RunningTrace { identity, .. } = running;
+    header.registers[register].wrapping_sub(identity.mcode) < u64::from(identity.szmcode)
 }
 
 /// Whether the state tells which trace runs: not while the garbage collector works for it, and not in the first
 /// instructions of a trace that another one goes on with.
 #[inline(always)]
 fn is_known(header: &SampleHeader) -> bool {
+    if !STATE_NAMES_TRACE {
+        return header.trace.identity.address != 0
+            && (header.trace_exit != 0 || is_within(header, reg::PC, &header.trace));
+    }
     let RunningTrace { identity, area, area_size } = &header.trace;
     let within = |start: u64, size: u64| header.registers[reg::PC].wrapping_sub(start) < size;
     identity.address != 0 && (!within(*area, *area_size) || within(identity.mcode, u64::from(identity.szmcode)))
@@ -77,6 +107,10 @@ extern "C" fn look_at(index: u64, area: *mut c_void) -> i64 {
         return 1;
     }
     offer(running, &vm.layout, (header.process, header.vm), &mut machine.key);
+    if !STATE_NAMES_TRACE && running.identity.address != 0 && is_within(header, reg::PC, running) {
+        header.trace = *running;
+        return 1;
+    }
     0
 }
 

@@ -30,7 +30,7 @@ pub struct Options {
 /// allows it. What setup installs must be there.
 pub fn build(options: &Options) -> Result<PathBuf> {
     let programs = if options.bpf_log { BpfPrograms::Logging } else { BpfPrograms::Shipped };
-    let object = build_bpf(programs)?;
+    let object = build_bpf(programs, None)?;
     let program = ["--package", "lj-trace", "--bin", "lj-trace"];
     let built = |profile: &str| paths::target().join(profile).join("lj-trace");
     if options.debug {
@@ -56,7 +56,7 @@ pub fn build(options: &Options) -> Result<PathBuf> {
 ///
 /// It is an example of the crate that attaches them, with BPF programs that lj-trace does not have.
 pub fn build_bare_probes() -> Result<PathBuf> {
-    let object = build_bpf(BpfPrograms::Bench)?;
+    let object = build_bpf(BpfPrograms::Bench, None)?;
     let example = ["--package", "lj-trace-probes", "--example", "bare_probes", "--release"];
     let (mut cargo, folder) = match static_cargo("build")? {
         Some(cargo) => (cargo, paths::target().join(HOST)),
@@ -65,6 +65,9 @@ pub fn build_bare_probes() -> Result<PathBuf> {
     run(cargo.args(example).env(BPF_OBJECT, object))?;
     Ok(folder.join("release/examples/bare_probes"))
 }
+
+/// Where the object is in a folder that BPF programs are built in.
+const OBJECT: &str = "bpfel-unknown-none/release/lj-trace-probe";
 
 /// Which BPF programs are built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,26 +87,28 @@ impl BpfPrograms {
     }
 
     fn object(self) -> PathBuf {
-        self.target().join("bpfel-unknown-none/release/lj-trace-probe")
+        self.target().join(OBJECT)
     }
 }
 
-/// Builds BPF programs, always optimized as the kernel's verifier wants them, and gives the object's path.
-pub fn build_bpf(programs: BpfPrograms) -> Result<PathBuf> {
+/// Builds BPF programs for another kind of machine, or else for this one, always optimized as the kernel's verifier wants them,
+/// and gives the object's path.
+pub fn build_bpf(programs: BpfPrograms, machine: Option<Target>) -> Result<PathBuf> {
     let toolchain = BpfToolchain::find().context("no BPF toolchain: run `cargo xtask setup`")?;
-    let mut cargo = toolchain.cargo("build", &programs.target())?;
+    let target = machine.map_or_else(|| programs.target(), |machine| paths::target().join(machine.name()).join("bpf"));
+    let mut cargo = toolchain.cargo("build", &target)?;
     cargo.args(["--release", "--package", "lj-trace-ebpf"]);
     match programs {
         BpfPrograms::Shipped => {}
         BpfPrograms::Logging => _ = cargo.args(["--features", "log"]),
         BpfPrograms::Bench => _ = cargo.args(["--features", "bench"]),
     }
-    if std::env::consts::ARCH == "aarch64" {
+    if machine == Some(Target::Aarch64) || machine.is_none() && std::env::consts::ARCH == "aarch64" {
         // Their own target does not tell which machine they are for; aya's bindings want to know it, too.
         cargo.args(["--features", "traced-aarch64"]).env("AYA_BPF_TARGET_ARCH", "aarch64");
     }
     run(&mut cargo)?;
-    Ok(programs.object())
+    Ok(target.join(OBJECT))
 }
 
 /// Where lj-trace's BPF programs are once they are built.

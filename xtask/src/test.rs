@@ -46,7 +46,7 @@ pub fn test(options: &Options) -> Result<()> {
     let mut steps = Steps::default();
     let skips = Skips::collect()?;
     // The optimized build has long stretches with work for one CPU; the tests are built beside it.
-    build::build_bpf(build::BpfPrograms::Shipped)?;
+    build::build_bpf(build::BpfPrograms::Shipped, None)?;
     let optimized = thread::spawn(|| build::build(&build::Options::default()));
     let is_whole = options.filter.is_none() && options.package.is_none();
     if is_whole {

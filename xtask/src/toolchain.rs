@@ -119,8 +119,8 @@ impl Target {
         Ok(command)
     }
 
-    /// A `cargo SUBCOMMAND` for it, for binaries that need no shared library. The BPF programs are for the machine that
-    /// builds, so there are none inside.
+    /// A `cargo SUBCOMMAND` for it, for binaries that need no shared library. The BPF programs that the user names are for this
+    /// machine: there are none inside, unless the caller names others.
     ///
     /// # Errors
     /// As [`host_cargo`].
@@ -135,9 +135,16 @@ impl Target {
     }
 }
 
-/// The packages where most of the time is spent.
-const HOT: [&str; 6] =
-    ["lj-trace-common", "lj-trace-heap", "lj-trace-layouts", "lj-trace-luajit", "lj-trace-process", "lj-trace-unwind"];
+/// The packages where most of the time is spent. `memchr` searches the files of all programs for LuaJIT's code.
+const HOT: [&str; 7] = [
+    "lj-trace-common",
+    "lj-trace-heap",
+    "lj-trace-layouts",
+    "lj-trace-luajit",
+    "lj-trace-process",
+    "lj-trace-unwind",
+    "memchr",
+];
 
 /// The compiler's flags of a command.
 fn flags(command: &Command) -> String {

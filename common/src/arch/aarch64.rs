@@ -112,10 +112,11 @@ pub const BREAKPOINT: [u8; 4] = [0xa0, 0x00, 0x20, 0xd4];
 /// `BC_JLOOP` stores 0, and heads of traces store nothing.
 pub const STATE_NAMES_TRACE: bool = false;
 
-/// Where a C frame has its coroutine (`CFRAME_OFS_L`) since September 2021, all builds with GC64. In older builds it is 176
-/// bytes from the frame's beginning. The layout of a VM says which it is (`cframe_l`); these are for recordings, which this
-/// processor does not have yet.
+/// Where a C frame has its coroutine (`CFRAME_OFS_L`) since September 2021, all builds with GC64.
 pub const CFRAME_L: [usize; 2] = [16, 16];
+
+/// In older builds it is 176 bytes from the frame's beginning. The layout of a VM says which it is (`cframe_l`).
+pub const CFRAME_L_VARIES: bool = true;
 
 /// How many words of a C frame are looked at: all, since old builds have what matters at its end.
 pub const C_FRAME_WORDS: usize = 26;

@@ -21,6 +21,7 @@
 //! | `BREAKPOINT` | the instruction that the kernel puts where a probe is |
 //! | `C_FRAME_WORDS` | how many words from the beginning of a C frame all that is looked at lies within |
 //! | `CFRAME_L` | where a C frame has its coroutine, without GC64 and with it, in all builds |
+//! | `CFRAME_L_VARIES` | whether builds differ in that |
 //! | `STATE_NAMES_TRACE` | whether `vmstate` is the number of the trace that runs |
 //! | `SIGNS_RETURNS` | whether return addresses may be signed, which unwind tables say by instructions of their own |
 //! | `code_address` | a return address without what may sign it |
@@ -46,6 +47,6 @@ pub use x86_64::*;
 compile_error!(
     "lj-trace does not support this processor yet. common/src/arch has to supply for it: REGISTERS, Register (ALL, \
      is_callee_saved), reg (PC, SP, FP, LINK, BASE, BYTECODE_PC, GLOBAL_STATE, KEPT_BASE, CONTINUED, ARGUMENTS, EXIT_NUMBER, \
-     HANDLER_DATA), ADDRESS_END, BREAKPOINT, C_FRAME_WORDS, CFRAME_L, STATE_NAMES_TRACE, return_address_below, \
+     HANDLER_DATA), ADDRESS_END, BREAKPOINT, C_FRAME_WORDS, CFRAME_L, CFRAME_L_VARIES, STATE_NAMES_TRACE, return_address_below, \
      trace_return_slot, exit_stubs, SIGNS_RETURNS, code_address. See docs/architectures.md"
 );

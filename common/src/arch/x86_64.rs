@@ -99,6 +99,9 @@ pub const STATE_NAMES_TRACE: bool = true;
 /// Where a C frame has its coroutine (`CFRAME_OFS_L`): without GC64, and with it.
 pub const CFRAME_L: [usize; 2] = [24, 16];
 
+/// Builds do not differ in that.
+pub const CFRAME_L_VARIES: bool = false;
+
 /// How many words of a C frame are looked at: it has 80 bytes, 96 in Tarantool.
 pub const C_FRAME_WORDS: usize = 8;
 

@@ -53,8 +53,11 @@ const LEAST_SHARED_VMS: u32 = 1024;
 /// Room for ten seconds of light samples of 3 threads.
 const ACTIVITY_BUFFER: u32 = 1 << 20;
 
-/// The smallest ring buffer.
-const PAGE: u32 = 4096;
+/// The smallest ring buffer: a page, which has 4 KiB to 64 KiB on arm64.
+fn page() -> u32 {
+    // SAFETY: it only asks for a constant of the system.
+    u32::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(65_536)
+}
 
 /// Traces that are known of many processes.
 const MANY_TRACES: u32 = 32_768;
@@ -176,10 +179,10 @@ impl Set {
         // Where there are several processes, their VMs get their numbers here.
         loader.map_max_entries("FREE_VMS", if processes > 1 { 1 } else { vms });
         loader.map_max_entries("GLOBALS", vms.saturating_mul(2).max(VM_ENTRIES));
-        let samples = if wanted.cpu || wanted.off_cpu || has_stacks { wanted.buffer() } else { PAGE };
+        let samples = if wanted.cpu || wanted.off_cpu || has_stacks { wanted.buffer() } else { page() };
         loader.map_max_entries("SAMPLES", samples);
-        loader.map_max_entries("ALLOCATIONS", if wanted.memory { wanted.buffer() } else { PAGE });
-        loader.map_max_entries("ACTIVITY", if wanted.activity { ACTIVITY_BUFFER } else { PAGE });
+        loader.map_max_entries("ALLOCATIONS", if wanted.memory { wanted.buffer() } else { page() });
+        loader.map_max_entries("ACTIVITY", if wanted.activity { ACTIVITY_BUFFER } else { page() });
         if processes > 1 {
             // Events on CPUs are not inherited.
             loader.map_max_entries("INHERITED", LEAST_LRU);

@@ -23,7 +23,6 @@ mod x86_64;
 pub use x86_64::*;
 
 #[cfg(feature = "traced-aarch64")]
-compile_error!(
-    "the BPF programs do not support this processor yet. probe-ebpf/src/arch has to supply for it: registers, stack_pointer, \
-     program_counter, arguments, result, numbered, kept, return_slot, call_number, loop_wait, is_kernel. See docs/architectures.md"
-);
+mod aarch64;
+#[cfg(feature = "traced-aarch64")]
+pub use aarch64::*;

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::build::{BPF_OBJECT, BpfPrograms, build_bpf};
 use crate::kernel::guest::{self, Times};
 use crate::kernel::image::Image;
 use crate::kernel::machine::{CONSOLE_LOG, Machine, Processor};
@@ -80,7 +81,9 @@ fn build() -> Result<std::path::PathBuf> {
         // One that was built before.
         return Ok(binary.into());
     }
-    run(Target::Aarch64.cargo_for_tests("build")?.args(["--package", "lj-trace", "--bin", "lj-trace"]))?;
+    let object = build_bpf(BpfPrograms::Shipped, Some(Target::Aarch64))?;
+    let mut cargo = Target::Aarch64.cargo_for_tests("build")?;
+    run(cargo.args(["--package", "lj-trace", "--bin", "lj-trace"]).env(BPF_OBJECT, object))?;
     Ok(built("debug"))
 }
 
@@ -89,14 +92,15 @@ fn built(profile: &str) -> std::path::PathBuf {
     paths::target().join(Target::Aarch64.name()).join(profile).join("lj-trace")
 }
 
-/// `cargo xtask build --arch aarch64`: lj-trace as far as it works there, which is without BPF programs.
+/// `cargo xtask build --arch aarch64`: lj-trace as far as it works there.
 ///
 /// # Errors
 /// It cannot be built.
 pub fn cross_build(debug: bool) -> Result<std::path::PathBuf> {
     Target::Aarch64.install()?;
     let mut cargo = Target::Aarch64.cargo("build")?;
-    cargo.args(["--package", "lj-trace", "--bin", "lj-trace"]);
+    let object = build_bpf(BpfPrograms::Shipped, Some(Target::Aarch64))?;
+    cargo.args(["--package", "lj-trace", "--bin", "lj-trace"]).env(BPF_OBJECT, object);
     if !debug {
         cargo.arg("--release");
     }

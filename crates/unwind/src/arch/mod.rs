@@ -32,6 +32,7 @@ pub use aarch64::*;
 mod aarch64 {
     mod code;
     mod plt;
+    mod vm_edges;
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -32,6 +32,17 @@ pub const fn is_branch(word: u32) -> bool {
     word & 0xff00_0000 == 0x5400_0000 || word & 0x7c00_0000 == 0x3400_0000
 }
 
+/// How far a conditional branch jumps, in bytes.
+pub const fn branch(word: u32) -> Option<i64> {
+    if word & 0xff00_0000 == 0x5400_0000 || word & 0x7e00_0000 == 0x3400_0000 {
+        Some((((word << 8) as i32 >> 13) << 2) as i64)
+    } else if word & 0x7e00_0000 == 0x3600_0000 {
+        Some((((word << 13) as i32 >> 18) << 2) as i64)
+    } else {
+        None
+    }
+}
+
 /// Whether it goes elsewhere in another way: `br`, `blr`, `ret`, `eret` and the like, `svc`, `brk`, `bl`.
 pub const fn leaves(word: u32) -> bool {
     word & 0xfe00_0000 == 0xd600_0000 || word & 0xff00_0000 == 0xd400_0000 || word >> 26 == 0b10_0101
@@ -81,6 +92,20 @@ pub const fn load(word: u32) -> Option<(u32, u32, u64)> {
     }
 }
 
+/// Of `str` of a 64-bit register with a constant offset: the register, its base, and the offset.
+pub const fn store(word: u32) -> Option<(u32, u32, u64)> {
+    if word & 0xffc0_0000 == 0xf900_0000 {
+        Some((word & 31, word >> 5 & 31, (word >> 10 & 0xfff) as u64 * 8))
+    } else {
+        None
+    }
+}
+
+/// Of `mov xN, sp` and `add xN, sp, #1`: the N.
+pub const fn takes_stack_pointer(word: u32) -> Option<u32> {
+    if word & 0xffff_fbe0 == 0x9100_03e0 { Some(word & 31) } else { None }
+}
+
 /// What the code of a function refers to. There are no signatures of this processor's builds to compare it with, so nothing.
 pub fn references(_code: &[u8], _start: u64) -> References {
     References::default()
@@ -96,6 +121,12 @@ mod tests {
         assert!([0x9400_0002, 0xd63f_0100, 0xd63f_091f].into_iter().all(is_call));
         assert!(![0xd61f_0100, RET, 0x1400_0002].into_iter().any(is_call));
         assert_eq!((jump(0x1400_0002), jump(0x17ff_ffff), jump(0x9400_0002)), (Some(8), Some(-4), None));
+        // b.eq .+8; cbz x2, .+24; cbnz w0, .-4; tbz w1, #3, .+8; tbnz x8, #36, .-8
+        let branches = [0x5400_0040, 0xb400_00c2, 0x35ff_ffe0, 0x3618_0041, 0xb727_ffc8].map(branch);
+        assert_eq!(branches, [Some(8), Some(24), Some(-4), Some(8), Some(-8)]);
+        assert_eq!((branch(0x1400_0002), store(0xf900_2ae8), store(0xf940_2ae8)), (None, Some((8, 23, 80)), None));
+        // mov x8, sp; add x8, sp, #1; add x8, sp, #2
+        assert_eq!([0x9100_03e8, 0x9100_07e8, 0x9100_0be8].map(takes_stack_pointer), [Some(8), Some(8), None]);
         // b.eq; cbz; cbnz; tbz; tbnz
         assert!([0x5400_0040, 0xb400_00c2, 0x3500_0000, 0x3600_0000, 0xb700_0000].into_iter().all(is_branch));
         assert!(![0x1400_0002, 0xd61f_0100, 0xf940_03e1].into_iter().any(is_branch));

@@ -9,13 +9,10 @@
 //! [until October 2021]: https://github.com/LuaJIT/LuaJIT/blob/421c4c798791d27b7f967df39891c4e4fa1d107c/src/vm_arm64.dasc#L82-L122
 //! [since]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L108-L168
 
-use lj_trace_common::layout::VmLayout;
-
 use super::code::{
     RET, is_branch, is_call, is_hint, jump, leaves, load, moves_stack, stored_pair, stores_vectors, word,
 };
 use crate::registers::Register;
-use crate::vm_edges::Edges;
 use crate::vm_frame::{BaseAfterCall, CodeFrame};
 
 /// `CFRAME_SIZE`, in all builds.
@@ -244,11 +241,6 @@ fn era(code: &[u8]) -> Option<Era> {
     });
     let mut made = made;
     made.next().filter(|first| made.all(|other| other == *first))
-}
-
-/// The places where a C frame has no Lua frame: not looked for on this processor yet. Threads that wait are at none of them.
-pub fn edges(_code: &[u8], _start: u64, _layout: &VmLayout) -> Edges {
-    Edges::default()
 }
 
 #[cfg(test)]
