@@ -19,7 +19,9 @@ use crate::wakeup::NO_WAKEUP;
 
 /// Traces that are looked at where the state does not say which one runs. A program that throws its traces away all
 /// the time numbers them from 1 again, and never has many. Where the state never says it, all that LuaJIT has by default
-/// (`maxtrace`, `lj_jit.h`).
+/// ([`maxtrace`]).
+///
+/// [`maxtrace`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L108-L129
 const LOOKED_AT: u32 = if STATE_NAMES_TRACE { 64 } else { 1024 };
 
 /// Notes which trace the innermost VM runs or leaves; sends it ahead of the sample if the agent does not have it. `area`

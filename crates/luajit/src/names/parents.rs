@@ -11,7 +11,7 @@ pub type Print = u32;
 
 /// What is known of a prototype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Known {
+pub enum KnownParent {
     /// Which one makes its functions.
     Parent(u64),
     /// It was seen on the list, and is this one; not so its parent.
@@ -69,27 +69,27 @@ impl Parents {
     }
 
     /// What is known of a prototype.
-    pub fn get(&self, prototype: u64) -> Option<Known> {
+    pub fn get(&self, prototype: u64) -> Option<KnownParent> {
         let (region, place) = split(prototype)?;
         let entry = *self.regions.get(&region)?.get(&place)?;
         match entry & KIND {
-            ALONE => Some(Known::Alone(entry & !KIND)),
-            FAR => self.far.get(&prototype).copied().map(Known::Parent),
+            ALONE => Some(KnownParent::Alone(entry & !KIND)),
+            FAR => self.far.get(&prototype).copied().map(KnownParent::Parent),
             // Its sign is the highest of the bits that are left.
-            _ => Some(Known::Parent(prototype.wrapping_add_signed(i64::from((entry << 2) as i32 >> 2) * 8))),
+            _ => Some(KnownParent::Parent(prototype.wrapping_add_signed(i64::from((entry << 2) as i32 >> 2) * 8))),
         }
     }
 
     /// Notes what is known of a prototype. What cannot be one is left out.
-    pub fn insert(&mut self, prototype: u64, known: Known) {
+    pub fn insert(&mut self, prototype: u64, known: KnownParent) {
         let Some((region, place)) = split(prototype) else { return };
         if self.regions.len() >= MAX_REGIONS && !self.regions.contains_key(&region) {
             return;
         }
         self.remove(prototype);
         let entry = match known {
-            Known::Alone(print) => print & !KIND | ALONE,
-            Known::Parent(parent) => match distance(prototype, parent) {
+            KnownParent::Alone(print) => print & !KIND | ALONE,
+            KnownParent::Parent(parent) => match distance(prototype, parent) {
                 Some(distance) => distance | NEAR,
                 None if self.far.len() >= MAX_FAR => return,
                 None => {
@@ -138,13 +138,13 @@ mod tests {
                 }
                 1 => {
                     let print = print_of(round, 7);
-                    parents.insert(prototype, Known::Alone(print));
-                    expected.insert(prototype, Known::Alone(print));
+                    parents.insert(prototype, KnownParent::Alone(print));
+                    expected.insert(prototype, KnownParent::Alone(print));
                 }
                 sign => {
                     let parent = if sign == 2 { prototype.wrapping_add(away) } else { prototype.wrapping_sub(away) };
-                    parents.insert(prototype, Known::Parent(parent));
-                    expected.insert(prototype, Known::Parent(parent));
+                    parents.insert(prototype, KnownParent::Parent(parent));
+                    expected.insert(prototype, KnownParent::Parent(parent));
                 }
             }
             assert_eq!(parents.get(prototype), expected.get(&prototype).copied());
@@ -159,14 +159,14 @@ mod tests {
     fn what_a_program_makes_up_is_bounded() {
         let mut parents = Parents::default();
         for region in 0..1000_u64 {
-            parents.insert(region << 35 | 8, Known::Alone(1));
+            parents.insert(region << 35 | 8, KnownParent::Alone(1));
         }
         assert_eq!((parents.regions.len(), parents.len()), (MAX_REGIONS, MAX_REGIONS));
         for prototype in 0..2 * MAX_FAR as u64 {
-            parents.insert(8 * prototype, Known::Parent(1 << 60));
+            parents.insert(8 * prototype, KnownParent::Parent(1 << 60));
         }
         assert_eq!(parents.far.len(), MAX_FAR);
-        parents.insert(9, Known::Alone(1));
+        parents.insert(9, KnownParent::Alone(1));
         assert_eq!(parents.get(9), None, "no object has such an address");
     }
 }

@@ -14,7 +14,7 @@ use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
 
 use super::list::{ListEnd, ListWalk};
-use super::parents::{Known, Parents, print, print_of};
+use super::parents::{KnownParent, Parents, print, print_of};
 use crate::Vm;
 use crate::object::field;
 use crate::page_cache::PageCache;
@@ -94,11 +94,11 @@ impl ParentSearch {
     /// Takes in what a prototype makes.
     pub fn add_children(&mut self, parent: &Prototype) {
         for child in parent.children() {
-            self.insert(child, Known::Parent(parent.key.address), self.most);
+            self.insert(child, KnownParent::Parent(parent.key.address), self.most);
         }
     }
 
-    fn insert(&mut self, prototype: u64, known: Known, most: usize) {
+    fn insert(&mut self, prototype: u64, known: KnownParent, most: usize) {
         if self.known.len() < most || prototype == self.wanted || self.known.get(prototype).is_some() {
             self.known.insert(prototype, known);
         }
@@ -121,9 +121,11 @@ impl ParentSearch {
         self.wanted = child.address;
         loop {
             match self.known.get(child.address) {
-                Some(Known::Parent(parent)) => return FoundParent::Parent(parent),
+                Some(KnownParent::Parent(parent)) => return FoundParent::Parent(parent),
                 // It was there when the whole list was looked at.
-                Some(Known::Alone(known)) if self.walks >= WALKS && known == print(child) => return FoundParent::None,
+                Some(KnownParent::Alone(known)) if self.walks >= WALKS && known == print(child) => {
+                    return FoundParent::None;
+                }
                 _ => {}
             }
             if *budget == 0 {
@@ -136,9 +138,9 @@ impl ParentSearch {
             self.walk = None;
             if end != ListEnd::Visitor(Visited::Child) && self.walks < WALKS {
                 self.walks += 1;
-            } else if !matches!(self.known.get(child.address), Some(Known::Parent(_))) {
+            } else if !matches!(self.known.get(child.address), Some(KnownParent::Parent(_))) {
                 // A new one, or one that there was no room for: the walk was for it alone.
-                self.insert(child.address, Known::Alone(print(child)), self.most);
+                self.insert(child.address, KnownParent::Alone(print(child)), self.most);
                 return FoundParent::None;
             }
         }
@@ -189,19 +191,19 @@ impl ParentSearch {
             *budget = budget.saturating_sub(COST_OF_PARENT);
             let key = Prototype::key_at(pages, layout, address).ok()?;
             let children = Prototype::read_children(pages, layout, key).ok()?;
-            let is_known = |child: &u64| self.known.get(*child) == Some(Known::Parent(address));
+            let is_known = |child: &u64| self.known.get(*child) == Some(KnownParent::Parent(address));
             if self.walks >= WALKS && !children.is_empty() && children.iter().all(is_known) {
-                return Some(ControlFlow::Break(Visited::Known));
+                return Some(ControlFlow::Break(Visited::KnownParent));
             }
             // Who asks for one of them is likely to ask for the others next.
             let most = self.most + if children.contains(&self.wanted) { MAX_SIBLINGS } else { 0 };
             for child in children {
-                self.insert(child, Known::Parent(address), most);
+                self.insert(child, KnownParent::Parent(address), most);
             }
         }
         // What is known of it may be of another one that was there before.
-        if !matches!(self.known.get(address), Some(Known::Parent(_))) {
-            self.insert(address, Known::Alone(print_of(firstline, sizebc)), self.most);
+        if !matches!(self.known.get(address), Some(KnownParent::Parent(_))) {
+            self.insert(address, KnownParent::Alone(print_of(firstline, sizebc)), self.most);
         }
         // Only the first walks are for all prototypes.
         let is_over = self.walks >= WALKS && address == child.address;
