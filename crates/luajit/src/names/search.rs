@@ -193,7 +193,7 @@ impl ParentSearch {
             let children = Prototype::read_children(pages, layout, key).ok()?;
             let is_known = |child: &u64| self.known.get(*child) == Some(KnownParent::Parent(address));
             if self.walks >= WALKS && !children.is_empty() && children.iter().all(is_known) {
-                return Some(ControlFlow::Break(Visited::KnownParent));
+                return Some(ControlFlow::Break(Visited::Known));
             }
             // Who asks for one of them is likely to ask for the others next.
             let most = self.most + if children.contains(&self.wanted) { MAX_SIBLINGS } else { 0 };
