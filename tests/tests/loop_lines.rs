@@ -18,7 +18,7 @@ const PROGRAMS: usize = 3;
 const SIMPLE: [&[&str]; 2] = [&["x = x + i % 7"], &["x = x * 0.5 + i * 3"]];
 /// Samples of a simple loop whose line may be unknown, in percent: 0 to 9 were seen, where two lines meet.
 const UNKNOWN: f64 = 25.0;
-/// Samples that may be outside of the loop, in percent: it runs 200,000 times for each call.
+/// Samples that may be outside of the loop, in percent: it runs two million times for each call.
 const OUTSIDE: f64 = 3.0;
 /// CPU time of each, in seconds.
 const SECONDS: f64 = 0.6;
@@ -54,7 +54,7 @@ fn program(random: &mut Rng, steps: &[&str]) -> (String, [u32; 2]) {
     }
     text.push_str("end\n");
     let last = line(&text) - 1;
-    text.push_str("return x\nend\nlocal sum = 0\nwhile true do sum = sum + work(200000) end\n");
+    text.push_str("return x\nend\nlocal sum = 0\nwhile true do sum = sum + work(2000000) end\n");
     (text, [first, last])
 }
 

@@ -15,7 +15,7 @@ use crate::toolchain::host_cargo;
 
 /// Files of end-to-end tests that have the machine to themselves: they measure time, cost, or shares between processes, want what
 /// takes time to be done by the end, or look at the whole host.
-const ALONE: [&str; 15] = [
+const ALONE: [&str; 16] = [
     "attaching",
     "dump",
     "dump_busy",
@@ -27,6 +27,7 @@ const ALONE: [&str; 15] = [
     "offcpu",
     "oracle",
     "overhead",
+    "roomy",
     "sampling",
     "soak",
     "soak_memory",
