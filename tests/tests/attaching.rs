@@ -19,7 +19,7 @@ const SCRIPT: &str = "churn.lua";
 const KINDS: [&str; 9] =
     ["tables", "interpreted", "strings", "closures", "coroutines", "stack", "traces", "flushed", "all"];
 /// How often each is looked for: those who want to know more exactly set `LJ_TRACE_TEST_ATTACHMENTS`.
-const ATTACHMENTS: u32 = 25;
+const ATTACHMENTS: u32 = 18;
 
 /// Finds the VM of a program over and over while it moves.
 fn check(program: &'static str) -> Result<()> {

@@ -15,8 +15,10 @@ use crate::toolchain::host_cargo;
 
 /// Files of end-to-end tests that have the machine to themselves: they measure time, cost, or shares between processes, want what
 /// takes time to be done by the end, or look at the whole host.
-const ALONE: [&str; 16] = [
+const ALONE: [&str; 18] = [
     "attaching",
+    "blockers",
+    "blockers_edges",
     "dump",
     "dump_busy",
     "first_answer",
