@@ -137,8 +137,8 @@ impl Meaning {
 }
 
 impl MemoryEvents {
-    /// Prepares to name the events of `vm`: reads its traces, and of its prototypes what events of this version cannot say. `number` is that of the VM in the outputs,
-    /// `version` that of the streams. Names take of the `room` that all VMs have.
+    /// Prepares to name the events of `vm`: reads its traces, and of its prototypes what events of this version cannot say.
+    /// `number` is that of the VM in the outputs, `version` that of the streams. Names take of the `room` that all VMs have.
     pub fn read(process: &Process, vm: &Vm, number: usize, version: u8, room: &NameRoom) -> Self {
         let functions = FunctionNames::read(&process.memory(), vm);
         let mut events = Self::new(process, vm, number, version, functions, room);
