@@ -239,6 +239,8 @@ counters! {
     WaitTimeBusy => "nanoseconds of waits lost: the CPU's working memory was in use",
     /// The ring buffer was full.
     WaitTimeUnsent => "nanoseconds of waits lost: the ring buffer was full",
+    /// A thread left the CPU, or began a turn, and had not been seen to come back to it since it left it before.
+    TimeUnseen => "nanoseconds of which it is not known whether threads ran: the kernel did not show that they came back",
     /// A thread has no entry.
     OffCpuThreadsBeyond => "switches of threads that were not followed: lj-trace knows no more at once",
 }

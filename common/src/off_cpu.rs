@@ -88,6 +88,8 @@ pub struct OffCpuThread {
     pub turn_waited: u64,
     /// For how many of these it could have run.
     pub turn_preempted: u64,
+    /// For how many nanoseconds of the turn it is not known whether the thread ran: the kernel did not show that it came back.
+    pub turn_unseen: u64,
     /// Where its stack pointer is when its event loop waits with poll or select; 0 if that was not seen.
     pub loop_stack: u64,
     /// Whether it waits for events with epoll, so that nothing else is its event loop.
@@ -121,6 +123,7 @@ impl OffCpuThread {
         pending_turn: 0,
         turn_waited: 0,
         turn_preempted: 0,
+        turn_unseen: 0,
         loop_stack: 0,
         uses_epoll: 0,
         loop_wait: NO_LOOP_WAIT,
@@ -177,7 +180,7 @@ unsafe impl Pod for WaitingTask {}
 
 const _: () = {
     assert!(size_of::<bpf_task_work>() == 8);
-    assert!(size_of::<OffCpuThread>() == 13 * 8 + 8 * 4 + MAX_WAIT_STACK * 8);
+    assert!(size_of::<OffCpuThread>() == 14 * 8 + 8 * 4 + MAX_WAIT_STACK * 8);
     assert!(size_of::<WaitingTask>() == (1 + REGISTERS) * 8 + 4 * 4 + MAX_WAIT_STACK * 8);
     assert!(size_of::<OffCpuProcess>() == 4 * 8 + 2 * 4);
 };

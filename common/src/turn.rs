@@ -67,6 +67,8 @@ pub struct EndedTurn {
     pub waited: u64,
     /// For how many of these it could have run, and others did.
     pub preempted: u64,
+    /// For how many nanoseconds it is not known whether the thread ran or waited: the kernel did not show that it came back.
+    pub unseen: u64,
     /// The thread, in the kernel's own namespace.
     pub tid: u32,
     /// The number of the process among those that are recorded.
@@ -137,7 +139,7 @@ unsafe impl Pod for EndedTurn {}
 unsafe impl Pod for TurnLengths {}
 
 const _: () = {
-    assert!(size_of::<EndedTurn>() == 6 * 8 + 4 * 4);
+    assert!(size_of::<EndedTurn>() == 7 * 8 + 4 * 4);
     assert!(size_of::<TurnLengths>() == (2 + LENGTHS) * 8);
 };
 

@@ -72,24 +72,44 @@ pub fn known(process: u32) -> Option<&'static OffCpuProcess> {
 #[inline(always)]
 fn leave(process: &OffCpuProcess, thread: u32, state: u32, now: u64) {
     if state & TASK_DEAD != 0 {
-        forget(process.number, thread);
+        forget(process.number, thread, now);
         return;
     }
     let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread).or_else(|| make(process, thread)) else { return };
     // SAFETY: the entry of a thread is changed at its own switches only, one after the other.
-    unsafe {
-        (*entry).state = state;
-        (*entry).since = now;
+    let entry = unsafe { &mut *entry };
+    if entry.since != 0 {
+        note_unseen(entry, now);
     }
+    entry.state = state;
+    entry.since = now;
+}
+
+/// The current thread runs, and was not seen to come back since it left the CPU: a kernel may run no programs while some
+/// process is the current one. What it did meanwhile is not known.
+#[inline(never)]
+pub fn note_unseen(entry: &mut OffCpuThread, now: u64) -> u32 {
+    let unseen = now.saturating_sub(entry.since);
+    entry.since = 0;
+    add_of(entry.process, Counter::TimeUnseen as u32, unseen);
+    if entry.turn_began != 0 {
+        let of_turn = now.saturating_sub(entry.turn_began);
+        entry.turn_unseen += if unseen < of_turn { unseen } else { of_turn };
+    }
+    0
 }
 
 /// A thread has ended: its sums are those of the process from now on.
 #[inline(never)]
-pub fn forget(process: u32, thread: u32) -> u32 {
+pub fn forget(process: u32, thread: u32, now: u64) -> u32 {
     // One that was never seen is not there.
     let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread) else { return 0 };
     // SAFETY: as in `leave`.
-    let (waits, waited) = unsafe { ((*entry).waits, (*entry).waited) };
+    let entry = unsafe { &mut *entry };
+    let (waits, waited) = (entry.waits, entry.waited);
+    if entry.since != 0 {
+        note_unseen(entry, now);
+    }
     add_of(process, Counter::Waits as u32, waits);
     add_of(process, Counter::WaitTime as u32, waited);
     let _ = OFF_CPU_THREADS.remove(&thread);

@@ -23,7 +23,7 @@ use lj_trace_common::turn::{DEEPER, DEEPER_WAITS, EndedTurn, LENGTHS, LoopCall, 
 use crate::arch;
 use crate::count::add_to;
 use crate::maps::{OFF_CPU_THREADS, SAMPLES, TURN_LENGTHS};
-use crate::off_cpu::{forget, known, make};
+use crate::off_cpu::{forget, known, make, note_unseen};
 use crate::scratch::PAYLOAD;
 use crate::wakeup;
 
@@ -91,7 +91,8 @@ pub fn thread_exits(_context: BtfTracePointContext) -> i32 {
         end_turn(process, entry, id as u32, true);
     }
     // Another thread may get its number.
-    forget(process.number, id as u32);
+    // SAFETY: the helper has no preconditions.
+    forget(process.number, id as u32, unsafe { bpf_ktime_get_ns() });
     0
 }
 
@@ -156,9 +157,13 @@ fn wait_ends(result: i64) -> i32 {
     // What a signal does is decided later: it may go on, or a handler is called, and the wait is over.
     entry.loop_wait = if result == RESTARTS { LOOP_WAIT_INTERRUPTED } else { NO_LOOP_WAIT };
     entry.turn += 1;
-    (entry.turn_waited, entry.turn_preempted) = (0, 0);
     // SAFETY: the helper has no preconditions.
-    entry.turn_began = unsafe { bpf_ktime_get_ns() };
+    let now = unsafe { bpf_ktime_get_ns() };
+    if entry.since != 0 {
+        note_unseen(entry, now);
+    }
+    (entry.turn_waited, entry.turn_preempted, entry.turn_unseen) = (0, 0, 0);
+    entry.turn_began = now;
     0
 }
 
@@ -192,10 +197,13 @@ fn is_of_loop(entry: &mut OffCpuThread) -> bool {
 
 /// Counts a turn, and tells of it if it was too long.
 #[inline(always)]
-fn end_turn(process: &OffCpuProcess, entry: &OffCpuThread, tid: u32, has_exited: bool) {
+fn end_turn(process: &OffCpuProcess, entry: &mut OffCpuThread, tid: u32, has_exited: bool) {
     // SAFETY: the helper has no preconditions.
     let ended = unsafe { bpf_ktime_get_ns() };
     let length = ended.saturating_sub(entry.turn_began);
+    if entry.since != 0 {
+        note_unseen(entry, ended);
+    }
     let Some(lengths) = TURN_LENGTHS.get_ptr_mut(process.number) else { return };
     let step = step_of(length);
     // SAFETY: the entry is there as long as the program; other threads add to the same counters atomically.
@@ -216,6 +224,7 @@ fn end_turn(process: &OffCpuProcess, entry: &OffCpuThread, tid: u32, has_exited:
         ended,
         waited: entry.turn_waited,
         preempted: entry.turn_preempted,
+        unseen: entry.turn_unseen,
         tid,
         process: process.number,
         exited: has_exited.into(),

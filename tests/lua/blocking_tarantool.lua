@@ -36,6 +36,8 @@ for line in io.lines() do
   for i = 1, 20 do
     fibers[i]:join()
   end
+  -- The last one's turn ends here: the next one waits for this program's input.
+  fiber.sleep(0.001)
   for _, text in ipairs(told) do
     print(text)
   end

@@ -9,7 +9,7 @@ use super::{BlockersReport, time_of_day};
 
 /// A long turn of a process of this name.
 pub fn blocker_line(name: &str, blocker: &Blocker) -> Value {
-    let [cpu, blocked, preempted] = blocker.parts();
+    let [cpu, blocked, preempted, unseen] = blocker.parts();
     let blame = blocker.blame.as_ref();
     let reasons = blocker.reasons.iter().map(|(reason, time)| json!({"reason": reason, "ms": milliseconds(*time)}));
     let stack = blame.map(|blame| blame.stack.iter().map(|frame| described(frame)).collect::<Vec<_>>());
@@ -21,6 +21,7 @@ pub fn blocker_line(name: &str, blocker: &Blocker) -> Value {
         "blocked_ms": milliseconds(blocked),
         "blocked_on": reasons.collect::<Vec<_>>(),
         "preempted_ms": milliseconds(preempted),
+        "unknown_ms": milliseconds(unseen),
         "function": blame.map(|blame| blame.function.to_string()),
         "file": blame.and_then(|blame| blame.function.file()),
         "line": blame.and_then(|blame| blame.line),

@@ -109,7 +109,7 @@ impl BlockersReport {
 
 fn write_blocker(f: &mut fmt::Formatter<'_>, place: usize, blocker: &Blocker, name: Option<&str>) -> fmt::Result {
     let began = format_rfc3339_millis(time_of_day(blocker.turn.began));
-    let [cpu, blocked, preempted] = blocker.parts();
+    let [cpu, blocked, preempted, unseen] = blocker.parts();
     let length = blocker.turn.length().max(1);
     let share = |part: u64| part as f64 * 100.0 / length as f64;
     write!(f, "{place:>3}. {:>10}  {began}", milliseconds(length))?;
@@ -121,6 +121,7 @@ fn write_blocker(f: &mut fmt::Formatter<'_>, place: usize, blocker: &Blocker, na
         (cpu, "on the CPU".to_owned()),
         (blocked, if reasons.is_empty() { "blocked".to_owned() } else { format!("blocked: {}", reasons.join(", ")) }),
         (preempted, "waiting for a CPU".to_owned()),
+        (unseen, "unknown: the kernel did not show when it came back to a CPU".to_owned()),
     ];
     let mut parts: Vec<_> = parts.into_iter().filter(|(part, _)| share(*part) >= 0.5).collect();
     parts.sort_by_key(|(part, _)| std::cmp::Reverse(*part));
@@ -131,7 +132,8 @@ fn write_blocker(f: &mut fmt::Formatter<'_>, place: usize, blocker: &Blocker, na
         write!(f, "{}; ", if blocker.turn.exited == 0 { "it has not ended" } else { "its thread exited in it" })?;
     }
     let Some(blame) = &blocker.blame else {
-        return writeln!(f, "[no sample was taken of it]");
+        let why = if blocker.kind() == BlockerKind::Unknown { "[not known]" } else { "[no sample was taken of it]" };
+        return writeln!(f, "{why}");
     };
     if blocker.is_of_many() {
         let longest = blocker.longest_entry * length as f64;

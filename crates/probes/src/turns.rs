@@ -150,6 +150,7 @@ impl Turns {
                 ended: now,
                 waited: of.turn_waited + waits,
                 preempted: of.turn_preempted,
+                unseen: of.turn_unseen,
                 tid,
                 process: self.number,
                 exited: 0,

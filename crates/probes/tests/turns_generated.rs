@@ -107,6 +107,8 @@ struct Turn {
     ended: [u64; 2],
     /// What it did.
     did: String,
+    /// For how many nanoseconds it slept.
+    slept: u64,
 }
 
 impl Turn {
@@ -132,14 +134,14 @@ fn run(seed: u64) -> Vec<Turn> {
     let how = WAITS[numbers.below(WAITS.len() as u64) as usize];
     let nested = [Wait::Poll, Wait::Ppoll, Wait::Select, Wait::Pselect];
     let mut turns = Vec::new();
-    let mut began: Option<([u64; 2], String)> = None;
+    let mut began: Option<([u64; 2], String, u64)> = None;
     for _ in 0..=TURNS {
         let before = now();
         // Some are over at once: there were events.
         wait(how, file, numbers.below(2) as i64);
         let behind = now();
-        if let Some((began, did)) = began.take() {
-            turns.push(Turn { tid: tid(), began, ended: [before, behind], did });
+        if let Some((began, did, slept)) = began.take() {
+            turns.push(Turn { tid: tid(), began, ended: [before, behind], did, slept });
         }
         let length = match numbers.below(4) {
             0 => numbers.below(OVER),
@@ -165,7 +167,8 @@ fn run(seed: u64) -> Vec<Turn> {
                 format!("{inner:?}")
             }
         };
-        began = Some(([before, behind], format!("{how:?}: {did}, {length} ns")));
+        let slept = if did == "slept" { length } else { 0 };
+        began = Some(([before, behind], format!("{how:?}: {did}, {length} ns"), slept));
     }
     // SAFETY: the file is this function's own.
     unsafe { libc::close(file) };
@@ -217,19 +220,15 @@ fn all_long_turns_of_generated_loops_are_told_and_no_others() {
         for turn in known.iter().filter(|turn| turn.least() >= OVER) {
             assert_eq!(told.iter().filter(|told| turn.is(told)).count(), 1, "off_cpu {off_cpu}: {turn:?} in {told:#?}");
         }
-        let mut without_wait = 0;
         for told in &told {
             let own: Vec<_> = known.iter().filter(|turn| turn.is(told)).collect();
             assert!(own.len() == 1 && own[0].most() >= OVER, "off_cpu {off_cpu}: {told:?} is {own:?}");
-            assert!(told.length() >= OVER && told.waited <= told.length() && told.preempted <= told.waited, "{told:?}");
+            assert!(told.length() >= OVER && told.waited + told.unseen <= told.length(), "{told:?}");
+            assert!(told.preempted <= told.waited, "{told:?}");
             assert!(off_cpu || told.waited == 0, "{told:?}");
-            if off_cpu && own[0].did.contains("slept") && told.waited <= told.length() / 2 {
-                println!("without its wait: {told:?}: {own:?}");
-                without_wait += 1;
-            }
+            // Between the timer's start and the switch the thread may lose its CPU to another virtual machine.
+            assert!(!off_cpu || told.waited + told.unseen >= own[0].slept / 2, "{told:?}: {own:?}");
         }
-        // One in some 50,000 turns has not noted that it waited; the cause is not known yet (docs/blockers.md, Limits).
-        assert!(without_wait <= 1, "{without_wait} turns without their waits");
         let lengths = turns.lengths();
         let count = lengths.turns.iter().sum::<u64>();
         assert!(count >= known.len() as u64 && lengths.lost == 0, "{count} of {}", known.len());

@@ -46,6 +46,8 @@ pub enum BlockerKind {
     Blocked,
     /// It could have run, and others did.
     Preempted,
+    /// The kernel did not show when its thread came back to a CPU.
+    Unknown,
 }
 
 impl BlockerKind {
@@ -55,6 +57,7 @@ impl BlockerKind {
             Self::Cpu => "cpu",
             Self::Blocked => "blocked",
             Self::Preempted => "preempted",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -67,26 +70,29 @@ impl Blocker {
         let longest_entry = longest.map_or(0.0, |(_, weight)| weight as f64 / all.max(1) as f64);
         // An entry that took most of it is what is to blame, else all of it is.
         let own = |stack: &&TurnStack| longest.is_none_or(|(entry, _)| longest_entry < 0.5 || stack.entry == entry);
-        let stacks: Vec<(u64, &[_])> =
-            samples.stacks().iter().filter(own).map(|stack| (stack.weight, &stack.frames[..])).collect();
-        let blame = blame(&stacks);
+        let stacks = samples.stacks().iter().filter(own).map(|stack| (stack.weight, &stack.frames[..]));
+        let stacks: Vec<(u64, &[_])> = stacks.chain((turn.unseen != 0).then_some((turn.unseen, &[][..]))).collect();
+        let blame = blame(&stacks).filter(|_| 2 * turn.unseen < turn.length());
         let (count, beyond) = (samples.count(), samples.beyond());
         let reasons = samples.reasons();
         Self { turn, pid, has_ended, samples: count, reasons, entries, longest_entry, blame, beyond }
     }
 
-    /// For how many nanoseconds it ran, waited within a call, and waited for a CPU.
-    pub fn parts(&self) -> [u64; 3] {
-        let EndedTurn { waited, preempted, .. } = self.turn;
+    /// For how many nanoseconds it ran, waited within a call, and waited for a CPU, and for how many that is not known.
+    pub fn parts(&self) -> [u64; 4] {
+        let EndedTurn { waited, preempted, unseen, .. } = self.turn;
         let waited = waited.min(self.turn.length());
         let preempted = preempted.min(waited);
-        [self.turn.length() - waited, waited - preempted, preempted]
+        let unseen = unseen.min(self.turn.length() - waited);
+        [self.turn.length() - waited - unseen, waited - preempted, preempted, unseen]
     }
 
     /// What it spent most of its time with.
     pub fn kind(&self) -> BlockerKind {
-        let [cpu, blocked, preempted] = self.parts();
-        if blocked >= cpu && blocked >= preempted {
+        let [cpu, blocked, preempted, unseen] = self.parts();
+        if unseen > cpu.max(blocked).max(preempted) {
+            BlockerKind::Unknown
+        } else if blocked >= cpu && blocked >= preempted {
             BlockerKind::Blocked
         } else if cpu >= preempted {
             BlockerKind::Cpu

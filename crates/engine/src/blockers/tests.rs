@@ -66,7 +66,7 @@ fn generated_turns_are_told_with_their_own_samples() {
                 continue;
             };
             assert_eq!((blame.line, blame.function.to_string()), (Some(line), "busy@app.lua:1".to_owned()));
-            assert_eq!(blocker.parts(), [ticks * MS, blocked, 0]);
+            assert_eq!(blocker.parts(), [ticks * MS, blocked, 0, 0]);
             let reasons = if blocked == 0 { vec![] } else { vec![("pipe".to_owned(), blocked)] };
             assert_eq!(blocker.reasons, reasons);
             let expected = if blocked >= ticks * MS { BlockerKind::Blocked } else { BlockerKind::Cpu };
@@ -79,6 +79,23 @@ fn generated_turns_are_told_with_their_own_samples() {
             }
         }
         assert_eq!(gathered.lost, 0);
+    }
+}
+
+#[test]
+fn nobody_is_blamed_for_a_turn_of_which_most_is_not_known() {
+    for seed in 0..50 {
+        let mut numbers = Numbers(seed);
+        let (ticks, unseen) = (1 + numbers.below(30), (1 + numbers.below(60)) * MS);
+        let mut samples = TurnSamples::default();
+        for _ in 0..ticks {
+            samples.add(Some((1, 2)), MS, vec![lua("busy", 7), lua("main", 3)]);
+        }
+        let told = EndedTurn { unseen, ..turn(1, 1, ticks * MS + unseen) };
+        let blocker = Blocker::new(1, told, true, &samples);
+        assert_eq!(blocker.parts(), [ticks * MS, 0, 0, unseen]);
+        assert_eq!(blocker.kind() == BlockerKind::Unknown, unseen > ticks * MS, "seed {seed}");
+        assert_eq!(blocker.blame.is_none(), unseen >= ticks * MS, "seed {seed}");
     }
 }
 

@@ -864,10 +864,11 @@ impl Recording {
 
     /// What was lost of turns, by reason: threads that were not followed, and milliseconds of waits.
     pub fn lost_turns(&self) -> Vec<(&'static str, u64)> {
-        const WAITS: [(Counter, &str); 3] = [
+        const WAITS: [(Counter, &str); 4] = [
             (Counter::WaitTimeUnscheduled, "ms of waits without a stack: the kernel had no room for the walk"),
             (Counter::WaitTimeBusy, "ms of waits without a stack: the CPU's working memory was in use"),
             (Counter::WaitTimeUnsent, "ms of waits without a stack: the ring buffer was full"),
+            (Counter::TimeUnseen, "ms are unknown: the kernel did not show that threads came back to a CPU"),
         ];
         let waits = WAITS.map(|(counter, reason)| (reason, self.programs.count(counter).div_ceil(1_000_000)));
         let threads = self.programs.counted(&[Counter::OffCpuThreadsBeyond]);

@@ -15,10 +15,11 @@ use crate::error::EngineError;
 use crate::resolve::Pipeline;
 
 /// What counts time of waits that was lost, in nanoseconds.
-const LOST: [(Counter, &str); 3] = [
+const LOST: [(Counter, &str); 4] = [
     (Counter::WaitTimeUnscheduled, "of waits lost: the kernel had no room for the walk"),
     (Counter::WaitTimeBusy, "of waits lost: the CPU's working memory was in use"),
     (Counter::WaitTimeUnsent, "of waits lost: the ring buffer was full"),
+    (Counter::TimeUnseen, "not known to be waits: the kernel did not show that threads came back to a CPU"),
 ];
 
 /// Bytes of native stacks of waits that are under way at the end, at most: those of a thousand threads or more.
