@@ -7,6 +7,7 @@
 --   SECONDS        runs the loop for that long, and prints its long turns and `turns COUNT`
 --   hang WAY MS    has one turn that blocks in this way; it prints `hanging` at its beginning
 --   wait MS        waits once for events, of which there are none; it prints `waiting` before
+--   resolve COUNT  looks up so many names, each in a turn of its own
 --   fork SECONDS   has a child that runs the loop for that long, and waits for it in short turns; it prints `forked COUNT`, the
 --                  number of the child's long turns
 --
@@ -16,6 +17,7 @@ local ffi = require("ffi")
 local blocking = require("blocking")
 local loop = dofile("turns_of_loop.lua")(tonumber(arg[1]), arg[2], tonumber(arg[3]))
 ffi.cdef("int fork(void); int waitpid(int pid, int *status, int options); void _exit(int code);")
+ffi.cdef("int getaddrinfo(const char *name, const char *service, const void *hints, void **found);")
 
 local function say(line)
   print(line)
@@ -35,6 +37,20 @@ function commands.wait(ms)
   loop.wait(1)
   say("waiting")
   loop.wait(tonumber(ms))
+  loop.wait(1)
+end
+
+local function look_up(name)
+  local found = ffi.new("void *[1]")
+  local outcome = ffi.C.getaddrinfo(name, nil, nil, found)
+  return outcome
+end
+
+function commands.resolve(count)
+  for i = 1, tonumber(count) do
+    loop.wait(1)
+    assert(look_up("name" .. i .. ".test") ~= 0, "such a name cannot be there")
+  end
   loop.wait(1)
 end
 

@@ -2,8 +2,9 @@
 //! many loops, with children, in containers, in Tarantool.
 
 use std::fs;
+use std::net::UdpSocket;
 use std::process::Command;
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -196,6 +197,71 @@ fn a_program_in_a_container_is_followed() -> Result<()> {
     }
     sleep(Duration::from_millis(300));
     assert_all_and_no_others(&stop(tracer)?, &planted, "container");
+    Ok(())
+}
+
+/// A server of names that answers late, that there are none.
+fn serve_no_names(late: Duration) -> Result<std::net::SocketAddr> {
+    let socket = UdpSocket::bind("127.53.0.1:53")?;
+    let address = socket.local_addr()?;
+    thread::spawn(move || {
+        let mut message = [0; 512];
+        while let Ok((size, from)) = socket.recv_from(&mut message) {
+            sleep(late);
+            // It is an answer, of a server that asks others; there is no such name.
+            (message[2], message[3]) = (0x81, 0x83);
+            let _ = socket.send_to(&message[..size], from);
+        }
+    });
+    Ok(address)
+}
+
+#[test]
+fn names_that_are_looked_up_are_told() -> Result<()> {
+    if !is_there() {
+        return Ok(());
+    }
+    const NAMES: usize = 5;
+    let late = Duration::from_millis(40);
+    let server = serve_no_names(late)?;
+    let folder = tempfile::tempdir()?;
+    let files =
+        [("resolv.conf", format!("nameserver {}\n", server.ip())), ("nsswitch.conf", "hosts: dns\n".to_owned())];
+    let mut mounts = String::new();
+    for (name, text) in files {
+        let file = folder.path().join(name);
+        fs::write(&file, text)?;
+        mounts += &format!("mount --bind {} $(realpath /etc/{name}) && ", file.display());
+    }
+    let program = Program::find(LUAJIT).context("luajit is always there")?;
+    for (seed, mechanism) in ["epoll", "poll", "select"].into_iter().enumerate() {
+        let start = format!("{mounts} exec {} event_loop.lua {seed} {mechanism} {OVER}", program.path.display());
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &start]).current_dir(lua());
+        let mut workload = Workload::spawn(&mut command)?;
+        let tracer = follow(workload.pid())?;
+        // The loop's own waits are seen first.
+        workload.tell("1")?;
+        let (planted, _) = turns(&workload.report()?)?;
+        let before = planted.iter().map(|planted| planted.ended).fold(0.0, f64::max);
+        workload.tell(&format!("resolve {NAMES}"))?;
+        workload.report()?;
+        sleep(Duration::from_millis(300));
+        let told = stop(tracer)?;
+        let own: Vec<_> =
+            told.iter().filter(|told| told.began > before && told.json["call"] == "getaddrinfo").collect();
+        assert_eq!(own.len(), NAMES, "{mechanism}: {told:#?}");
+        for told in own {
+            let json = &told.json;
+            assert!(told.length > late.as_secs_f64() * 1000.0, "{mechanism}: {json}");
+            assert!(json["function"].as_str().is_some_and(|name| name.starts_with("look_up@")), "{mechanism}: {json}");
+            assert_eq!(
+                (&json["kind"], &json["blocked_on"][0]["reason"]),
+                (&"blocked".into(), &"poll".into()),
+                "{json}"
+            );
+        }
+    }
     Ok(())
 }
 

@@ -84,9 +84,6 @@ pub fn test(options: &Options) -> Result<()> {
     if binary.as_os_str().is_empty() {
         return steps.verdict();
     }
-    if is_whole {
-        steps.check("packages", || dist::check(&binary));
-    }
     if binaries.is_empty() {
         return steps.verdict();
     }
@@ -100,8 +97,11 @@ pub fn test(options: &Options) -> Result<()> {
         command.env("LJ_TRACE_BIN", &binary);
         command.env("LJ_TRACE_TEST_CONSUMERS", consumers::npm_folder());
     };
-    // Many tests wait most of their time: the compiler says meanwhile what it has to say of the code.
-    let code = is_whole.then(|| thread::spawn(code_checks::check_at_leisure));
+    // Many tests wait most of their time: what needs nothing of them is checked meanwhile.
+    let beside = is_whole.then(|| {
+        let binary = binary.clone();
+        thread::spawn(move || (dist::check(&binary), code_checks::check_at_leisure()))
+    });
     steps.check("end-to-end tests", || {
         if !is_root() {
             bail!("they attach to other processes: run `cargo xtask test` as root");
@@ -109,8 +109,14 @@ pub fn test(options: &Options) -> Result<()> {
         variants::build_for(Scope::Tests)?;
         test_binaries::run_shared(&end_to_end, &prepare_end_to_end)
     });
-    if let Some(code) = code {
-        steps.check("lints and documentation", || code.join().map_err(|_| anyhow!("it panicked"))?);
+    if let Some(beside) = beside {
+        let mut code = Err(anyhow!("it panicked"));
+        steps.check("packages", || {
+            let packages: Result<()>;
+            (packages, code) = beside.join().map_err(|_| anyhow!("it panicked"))?;
+            packages
+        });
+        steps.check("lints and documentation", || code);
     }
     if !end_to_end_alone.is_empty() && is_root() {
         steps.check("end-to-end tests that measure", || {

@@ -43,8 +43,11 @@ const UNIT_ALONE: [&str; 3] = ["bounds", "lj_trace_engine", "lj_trace_heap"];
 /// after the other, since they measure shares of CPU time.
 const WAITING: [&str; 1] = ["waits"];
 
-/// How many files run at a time that need not be alone.
-const LANES: usize = 2;
+/// How many files run at a time that need not be alone: each waits for half of its time.
+const LANES: usize = 3;
+
+/// Files that take a minute or longer: they begin first, so that none of them is under way when all others have ended.
+const LONG: [&str; 5] = ["deep", "export_agent", "export_servers", "systemd", "truth"];
 
 /// The name of the program that has all end-to-end tests: a module for each file.
 const END_TO_END: &str = "end_to_end";
@@ -169,7 +172,9 @@ pub fn by_company(binaries: Vec<&TestBinary>) -> (Vec<&TestBinary>, Vec<&TestBin
 /// Tests have failed: in which of them.
 pub fn run_shared(binaries: &[&TestBinary], prepare: &(dyn Fn(&mut Command) + Sync)) -> Result<()> {
     let failed = Mutex::new(Vec::new());
-    let next = Mutex::new(binaries.iter());
+    let (long, others): (Vec<&TestBinary>, Vec<&TestBinary>) =
+        binaries.iter().copied().partition(|binary| LONG.contains(&binary.name.as_str()));
+    let next = Mutex::new(long.into_iter().chain(others));
     let take = || next.lock().ok()?.next();
     thread::scope(|scope| {
         for _ in 0..LANES {
@@ -231,7 +236,7 @@ mod tests {
     #[test]
     fn those_that_run_alone_are_there() {
         let folder = paths::root().join("tests/tests");
-        for name in ALONE.iter().chain(&WAITING) {
+        for name in ALONE.iter().chain(&WAITING).chain(&LONG) {
             assert!(folder.join(name).with_extension("rs").is_file(), "{name}");
         }
     }
