@@ -4,7 +4,7 @@
 //! as well then: a module's chunk is gone before its functions run. What takes long to find comes later (`name_search`), and
 //! events until then have no name.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use lj_trace_luajit::{FunctionNamer, Prototype, Vm};
@@ -21,7 +21,7 @@ pub struct Definitions {
     search: NameSearch<HeapNames>,
     names: AddrMap<u64, (Meaning, Option<Arc<str>>)>,
     /// Those that were asked for and are not known yet.
-    missed: HashSet<u64>,
+    missed: HashMap<u64, Meaning>,
     /// Those of them that lines of reports have.
     missed_in_lines: HashSet<u64>,
     /// Those of them that were found since.
@@ -78,9 +78,13 @@ impl Finder for HeapNames {
         };
         match wanted {
             Wanted::Name(address, meaning) => match read(address).filter(|it| Meaning::of(it) == meaning) {
-                Some(prototype) => drop(name(namer, address, &prototype)),
+                Some(prototype) => {
+                    name(namer, address, &prototype);
+                }
                 // It is gone.
-                None => drop(found(FoundName { proto: address, meaning, name: None, is_in_lines: false })),
+                None => {
+                    found(FoundName { proto: address, meaning, name: None, is_in_lines: false });
+                }
             },
             Wanted::Children(address) => {
                 let Some(parent) = read(address).filter(Prototype::has_children) else { return };
@@ -151,7 +155,11 @@ impl Definitions {
             return name.clone();
         }
         // It comes when it is found.
-        if self.missed.contains(&address) || self.missed.len() >= MAX_NAMES {
+        if self.missed.get(&address) == Some(&meaning) {
+            return None;
+        }
+        if self.missed.len() >= MAX_NAMES {
+            self.search.refuse();
             return None;
         }
         let mut found = Vec::new();
@@ -159,15 +167,13 @@ impl Definitions {
         let place = |finder: &mut HeapNames| finder.place = Some((*memory, vm.clone()));
         let wanted = Wanted::Name(address, meaning);
         let is_known = self.search.ask_and_wait(wanted, place, |name| found.push(name), is_it);
+        let name = found.iter().find(|name| is_it(name)).and_then(|found| found.name.clone());
         found.into_iter().for_each(|name| self.take_in(name));
-        if is_known == Some(true) {
-            return self.names.get(&address).filter(|known| known.0 == meaning).and_then(|(_, name)| name.clone());
-        }
         // What there was no room for is counted.
         if is_known == Some(false) {
-            self.missed.insert(address);
+            self.missed.insert(address, meaning);
         }
-        None
+        name
     }
 
     /// The same for a line of reports.
@@ -179,7 +185,7 @@ impl Definitions {
         meaning: Meaning,
     ) -> Option<Arc<str>> {
         let name = self.name(memory, vm, address, meaning);
-        if self.missed.contains(&address) {
+        if self.missed.contains_key(&address) {
             self.missed_in_lines.insert(address);
         }
         name
@@ -200,7 +206,8 @@ impl Definitions {
     }
 
     fn take_in(&mut self, found: FoundName) {
-        if self.missed.remove(&found.proto) {
+        if self.missed.get(&found.proto) == Some(&found.meaning) {
+            self.missed.remove(&found.proto);
             let is_in_lines = self.missed_in_lines.remove(&found.proto);
             self.late.push(FoundName { is_in_lines, ..found.clone() });
         }

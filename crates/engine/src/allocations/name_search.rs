@@ -93,9 +93,14 @@ impl<F: Finder> NameSearch<F> {
         if has_room {
             self.waiting.push(wanted);
         } else {
-            self.unsearched += 1;
+            self.refuse();
         }
         has_room
+    }
+
+    /// Counts a name that is not looked for.
+    pub fn refuse(&mut self) {
+        self.unsearched = self.unsearched.saturating_add(1);
     }
 
     /// Begins to look for what was asked, unless it is being looked for something already. `prepare` says where.
