@@ -496,7 +496,8 @@ impl MemoryEvents {
             None => Cow::Borrowed(&b"=[unknown: not readable]"[..]),
         };
         let meaning = Meaning::new(&name, seen.first_line);
-        match self.learn(seen.prototype, meaning) {
+        let learned = self.learn(seen.prototype, meaning);
+        match learned {
             Some(true) => {
                 let symbol = Symbol::lua(seen.prototype, &name, u64::from(seen.first_line));
                 out.event(self.number, &Event::Symbol(symbol))?;
@@ -510,7 +511,10 @@ impl MemoryEvents {
         if let Some(name) = self.name_of(seen.prototype, meaning) {
             out.event(self.number, &Event::Symbol(name))?;
         }
-        self.definitions.see(&self.memory, &self.vm, seen.prototype);
+        // The kernel half says the same again where it has forgotten that it did.
+        if learned == Some(true) {
+            self.definitions.see(&self.memory, &self.vm, seen.prototype);
+        }
         Ok(())
     }
 

@@ -36,6 +36,7 @@ pub struct NameSearch<F: Finder> {
     finder: Option<F>,
     job: Option<Job<F>>,
     waiting: Vec<F::Wanted>,
+    has_asked: bool,
     /// What was freed while the thread has the finder.
     forgotten: Vec<u64>,
     /// Batches that began meanwhile.
@@ -50,10 +51,14 @@ struct Job<F: Finder> {
     thread: JoinHandle<F>,
 }
 
-/// How long is waited for answers in each batch of events: the buffers take what comes for ten times as long.
+/// How long is waited for answers in the batch of the first question: the buffers take what comes for some tenths of a second,
+/// and are empty then.
+const FIRST_PATIENCE: Duration = Duration::from_millis(100);
+
+/// How long is waited in each batch after that.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// So many questions wait at most; those beyond are not answered, and counted.
+/// So many questions wait at most; those beyond are not answered.
 const MAX_WAITING: usize = 1 << 16;
 
 /// So much that was freed is noted at most while the finder is away; beyond that it begins anew.
@@ -68,9 +73,10 @@ impl<F: Finder> Default for NameSearch<F> {
             finder: Some(F::default()),
             job: None,
             waiting: Vec::new(),
+            has_asked: false,
             forgotten: Vec::new(),
             batches: 0,
-            patience: PATIENCE,
+            patience: FIRST_PATIENCE,
             unsearched: 0,
         }
     }
@@ -79,7 +85,7 @@ impl<F: Finder> Default for NameSearch<F> {
 impl<F: Finder> NameSearch<F> {
     /// Notes that time has passed, and takes what was found by now.
     pub fn begin_batch(&mut self, take: impl FnMut(F::Found)) {
-        self.patience = PATIENCE;
+        self.patience = if self.has_asked { PATIENCE } else { FIRST_PATIENCE };
         match &mut self.finder {
             Some(finder) => finder.begin_batch(),
             None => self.batches = self.batches.saturating_add(1),
@@ -89,11 +95,10 @@ impl<F: Finder> NameSearch<F> {
 
     /// Asks; false if there is no room for more questions.
     pub fn ask(&mut self, wanted: F::Wanted) -> bool {
+        self.has_asked = true;
         let has_room = self.waiting.len() < MAX_WAITING;
         if has_room {
             self.waiting.push(wanted);
-        } else {
-            self.refuse();
         }
         has_room
     }
@@ -283,7 +288,7 @@ mod tests {
             assert!(search.patience.is_zero());
         }
         // Each batch has waited once. The rest is what a machine without time for us takes.
-        assert!(began.elapsed() < 3 * PATIENCE + Duration::from_secs(20), "{:?}", began.elapsed());
+        assert!(began.elapsed() < FIRST_PATIENCE + 2 * PATIENCE + Duration::from_secs(20), "{:?}", began.elapsed());
         assert!(found.is_empty() && search.job.is_some());
         search.forget(0);
 
@@ -321,6 +326,7 @@ mod tests {
     fn questions_are_bounded_and_counted() {
         let mut search = NameSearch::<Slow>::default();
         let asked = (0..MAX_WAITING as u64 + 10).filter(|number| search.ask(*number)).count();
+        (asked..MAX_WAITING + 10).for_each(|_| search.refuse());
         assert_eq!((asked, search.take_unsearched(), search.unsearched()), (MAX_WAITING, 10, 0));
     }
 }
