@@ -98,6 +98,11 @@ impl fmt::Display for Report {
 /// # Errors
 /// The configuration cannot work.
 pub fn check(config: &SinkConfig, patience: Duration) -> Result<Report, StartError> {
+    check_after(config, patience, WAITS)
+}
+
+/// The same with other waits before each look.
+pub(crate) fn check_after(config: &SinkConfig, patience: Duration, waits: Waits) -> Result<Report, StartError> {
     let client = Client::new(config)?;
     let server = server(&client);
     let mut profile = CpuProfile::new("lj-trace doctor");
@@ -115,7 +120,7 @@ pub fn check(config: &SinkConfig, patience: Duration) -> Result<Report, StartErr
     let taken = client.try_once(&request).map_err(|reason| advice(config.kind, reason));
     let verdict = taken.is_ok().then(|| {
         let deadline = Instant::now() + patience;
-        let mut readback = Readback::of(config.kind, &request.about);
+        let mut readback = Readback::after(config.kind, &request.about, waits);
         loop {
             if let Some(verdict) = readback.look(&client) {
                 break verdict;
@@ -162,6 +167,7 @@ pub struct Readback {
     kind: SinkKind,
     about: RequestInfo,
     tries: u32,
+    waits: Waits,
     due: Instant,
     last: Option<StoredVerdict>,
     /// The server shows nothing of anybody yet.
@@ -169,13 +175,26 @@ pub struct Readback {
 }
 
 /// How long after a push it is looked for, each time.
-const WAITS: [u64; 5] = [1, 2, 4, 8, 15];
+pub(crate) type Waits = [Duration; 5];
+
+const WAITS: Waits = [
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+    Duration::from_secs(8),
+    Duration::from_secs(15),
+];
 
 impl Readback {
     /// Of a request that was taken just now.
     pub fn of(kind: SinkKind, about: &RequestInfo) -> Self {
-        let due = Instant::now() + Duration::from_secs(WAITS[0]);
-        Self { kind, about: about.clone(), tries: 0, due, last: None, is_new: false }
+        Self::after(kind, about, WAITS)
+    }
+
+    /// The same with other waits.
+    fn after(kind: SinkKind, about: &RequestInfo, waits: Waits) -> Self {
+        let due = Instant::now() + waits[0];
+        Self { kind, about: about.clone(), tries: 0, waits, due, last: None, is_new: false }
     }
 
     /// When to look next.
@@ -204,12 +223,12 @@ impl Readback {
             self.is_new = self.kind != SinkKind::Parca && self.shows_nothing_yet(client);
         }
         self.tries += 1;
-        let next = WAITS.get(self.tries as usize);
+        let next = self.waits.get(self.tries as usize);
         let is_missing = matches!(verdict, StoredVerdict::NotStored { .. });
         self.last = Some(verdict);
         // Servers need a while for what is new.
         if let Some(wait) = next.filter(|_| is_missing) {
-            self.due = Instant::now() + Duration::from_secs(*wait);
+            self.due = Instant::now() + *wait;
             return None;
         }
         Some(self.verdict())

@@ -2,10 +2,6 @@
 //! `-- certain:` say what some machine instruction belongs to, without a mark: the line in the innermost function, then
 //! that in each caller within the trace, `8<11`. All lines of it are in the one file.
 
-#[path = "../../../tests/src/skips.rs"]
-#[allow(dead_code, reason = "each test uses a part of it")]
-mod skips;
-
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,6 +10,8 @@ use lj_trace_common::trace::TraceIdentity;
 use lj_trace_luajit::trace::{Chain, KnownTrace, Sought, Traces};
 use lj_trace_luajit::{find_vms, read_traces};
 use lj_trace_process::Process;
+
+use crate::skips;
 
 /// A process that ends with the test.
 struct Program(Child);

@@ -3,10 +3,6 @@
 //! A LuaJIT child process runs `vm_truth.lua`, prints what its own `debug` and `jit.util` libraries know, and
 //! waits while its memory is read. The interpreter is `luajit`, or the one named by `$LUAJIT`.
 
-#[path = "../../../tests/src/skips.rs"]
-#[allow(dead_code, reason = "each test uses a part of it")]
-mod skips;
-
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -17,6 +13,8 @@ use lj_trace_luajit::{
     find_vms, prove_still, read_traces,
 };
 use lj_trace_process::{Process, TargetError};
+
+use crate::skips;
 
 /// A child that waits for its input to end, and what it printed.
 struct Truth {

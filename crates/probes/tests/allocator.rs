@@ -2,10 +2,6 @@
 //!
 //! The interpreter is `luajit`, or the one named by `$LUAJIT`.
 
-#[path = "../../../tests/src/skips.rs"]
-#[allow(dead_code, reason = "each test uses a part of it")]
-mod skips;
-
 use std::io::Read as _;
 use std::process::{Command, Stdio};
 
@@ -15,8 +11,11 @@ use lj_trace_probes::plan::function::AllocatorFunction;
 use lj_trace_probes::plan::{Need, plan};
 use lj_trace_process::Process;
 
+use crate::{alone, skips};
+
 #[test]
 fn plans_cheap_probes_on_a_running_vm() {
+    let _alone = alone();
     let luajit = std::env::var_os("LUAJIT").unwrap_or_else(|| "luajit".into());
     let script = "io.write('ready') io.flush() io.read()";
     let child = Command::new(&luajit).args(["-e", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();

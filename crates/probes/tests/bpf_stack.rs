@@ -1,15 +1,13 @@
 //! The BPF programs keep to the stack that kernels before Linux 6.13 have for a program, what it calls, and the callbacks of
 //! its loops together: the kernel of the tests may have one for each.
 
-#[path = "../../../tests/src/skips.rs"]
-#[allow(dead_code, reason = "each test uses a part of it")]
-mod skips;
-
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use aya_obj::Object;
 use aya_obj::generated::bpf_insn;
 use lj_trace_probes::object::object;
+
+use crate::{alone, skips};
 
 /// `MAX_BPF_STACK` (linux/filter.h).
 const LIMIT: u32 = 512;
@@ -90,6 +88,7 @@ fn end(code: &[bpf_insn], depths: &BTreeMap<usize, u32>, start: usize) -> usize 
 
 #[test]
 fn programs_share_512_bytes_with_their_callbacks() {
+    let _alone = alone();
     let Ok(bytes) = object() else {
         skips::skip("this build has no BPF programs");
         return;

@@ -1,9 +1,5 @@
 //! The programs that record time off the CPU, in this kernel: on threads of this test that wait.
 
-#[path = "../../../tests/src/skips.rs"]
-#[allow(dead_code, reason = "each test uses a part of it")]
-mod skips;
-
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -15,6 +11,8 @@ use lj_trace_probes::programs::{Programs, Wanted};
 use lj_trace_probes::sample::Record;
 use lj_trace_probes::sample_buffer::SampleBuffer;
 use lj_trace_process::Process;
+
+use crate::{alone, skips};
 
 /// `CLOCK_MONOTONIC`, in nanoseconds.
 fn now() -> u64 {
@@ -42,6 +40,7 @@ fn taken(buffer: &mut SampleBuffer) -> Vec<Taken> {
 
 #[test]
 fn waits_count_for_as_long_as_they_last() {
+    let _alone = alone();
     if let Err(error) = lj_trace_probes::object::object() {
         skips::skip(&error.to_string());
         return;

@@ -1,9 +1,5 @@
 //! The programs that see turns of event loops, in this kernel: on a thread of this test that has one.
 
-#[path = "../../../tests/src/skips.rs"]
-#[allow(dead_code, reason = "each test uses a part of it")]
-mod skips;
-
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::thread::sleep;
@@ -18,6 +14,8 @@ use lj_trace_probes::sample_buffer::SampleBuffer;
 use lj_trace_probes::sampler::{EventPlaces, Sampler};
 use lj_trace_probes::turns::{TurnLimits, Turns};
 use lj_trace_process::Process;
+
+use crate::{alone, skips};
 
 const MS: u64 = 1_000_000;
 const OVER: u64 = 20 * MS;
@@ -51,6 +49,7 @@ fn spin(milliseconds: u64) {
 
 #[test]
 fn each_turn_is_measured_and_long_ones_are_told() {
+    let _alone = alone();
     if let Err(error) = lj_trace_probes::object::object() {
         skips::skip(&error.to_string());
         return;

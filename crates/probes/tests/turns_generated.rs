@@ -4,10 +4,6 @@
 //! beginning of the one after it, and at most as long as from before the one to behind the other. However busy the machine is,
 //! what was told has to lie between.
 
-#[path = "../../../tests/src/skips.rs"]
-#[allow(dead_code, reason = "each test uses a part of it")]
-mod skips;
-
 use std::ops::ControlFlow;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,6 +15,8 @@ use lj_trace_probes::sample::Record;
 use lj_trace_probes::sample_buffer::SampleBuffer;
 use lj_trace_probes::turns::{self, TurnLimits, Turns};
 use lj_trace_process::Process;
+
+use crate::{alone, skips};
 
 const MS: u64 = 1_000_000;
 const OVER: u64 = 5 * MS;
@@ -177,6 +175,7 @@ fn run(seed: u64) -> Vec<Turn> {
 
 #[test]
 fn all_long_turns_of_generated_loops_are_told_and_no_others() {
+    let _alone = alone();
     if let Err(error) = lj_trace_probes::object::object() {
         skips::skip(&error.to_string());
         return;

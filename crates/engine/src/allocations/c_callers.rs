@@ -1,6 +1,7 @@
 //! The Lua lines that call allocating C functions. A stream has room for the function only; reports show both.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use lj_trace_profile::Frame;
 use lj_trace_streams::memprof::Source;
@@ -50,6 +51,18 @@ impl CCallers {
         let (number, frames) = known.as_ref()?;
         let source = Source::Trace { number: *number, mcode: Some(*number) };
         Some((source, self.told.insert(*number).then(|| frames.clone())))
+    }
+
+    /// Names a caller that had no name when it was looked for.
+    pub fn name(&mut self, prototype: u64, meaning: Meaning, name: &Arc<str>) {
+        let of_it = |call: &CCall| (call.prototype, call.meaning) == (prototype, meaning);
+        for (_, known) in self.known.iter_mut().filter(|(call, _)| of_it(call)) {
+            for frame in known.iter_mut().flat_map(|(_, frames)| frames) {
+                if let Frame::Lua { name: own @ None, .. } = frame {
+                    *own = Some(name.clone());
+                }
+            }
+        }
     }
 
     /// Reports have forgotten what they were told.

@@ -1,8 +1,10 @@
 //! Names functions that allocate.
 //!
 //! An event says which prototype runs. Its name is looked for when it is first seen, and what it makes itself is named
-//! as well then: a module's chunk is gone before its functions run.
+//! as well then: a module's chunk is gone before its functions run. What takes long to find comes later (`name_search`), and
+//! events until then have no name.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use lj_trace_luajit::{FunctionNamer, Prototype, Vm};
@@ -10,22 +12,106 @@ use lj_trace_process::ProcessMemory;
 use lj_trace_streams::hash::AddrMap;
 
 use super::events::Meaning;
+use super::name_search::{Finder, NameSearch};
 use super::room::{ENTRY, NameRoom};
 
 /// The names of a VM's functions, by the addresses of their prototypes.
 #[derive(Default)]
 pub struct Definitions {
-    namer: FunctionNamer,
+    search: NameSearch<HeapNames>,
     names: AddrMap<u64, (Meaning, Option<Arc<str>>)>,
-    /// Prototypes read since the last batch began.
-    read: u32,
+    /// Those that were asked for and are not known yet.
+    missed: HashMap<u64, Meaning>,
+    /// Those of them that lines of reports have.
+    missed_in_lines: HashSet<u64>,
+    /// Those of them that were found since.
+    late: Vec<FoundName>,
     room: NameRoom,
 }
 
-/// Prototypes that are read in a batch: a program that makes thousands of chunks would keep us from its events.
-const BATCH: u32 = 1 << 10;
-/// Names that are kept.
+/// A name, and the function that has it.
+#[derive(Clone, Debug)]
+pub struct FoundName {
+    /// The address of its prototype.
+    pub proto: u64,
+    /// What that address means.
+    pub meaning: Meaning,
+    /// None if it has none.
+    pub name: Option<Arc<str>>,
+    /// Whether lines of reports have it.
+    pub is_in_lines: bool,
+}
+
+/// What is asked for.
+enum Wanted {
+    /// The name of the function at an address, if it is the one with this meaning.
+    Name(u64, Meaning),
+    /// The names of what it makes.
+    Children(u64),
+}
+
+/// Finds names in the memory of a process.
+#[derive(Default)]
+struct HeapNames {
+    namer: FunctionNamer,
+    place: Option<(ProcessMemory, Vm)>,
+}
+
+/// So many functions that one other makes are named before they are seen to run.
+const MAX_CHILDREN: usize = 1 << 10;
+/// Names that are kept, and that are missed.
 const MAX_NAMES: usize = 1 << 16;
+
+impl Finder for HeapNames {
+    type Wanted = Wanted;
+    type Found = FoundName;
+
+    fn find(&mut self, wanted: Wanted, found: &mut dyn FnMut(FoundName) -> bool) {
+        let Self { namer, place: Some((memory, vm)) } = self else { return };
+        let read = |address| {
+            let key = Prototype::key_at(memory, &vm.layout, address).ok()?;
+            Prototype::read(memory, &vm.layout, key).ok()
+        };
+        let mut name = |namer: &mut FunctionNamer, proto, prototype: &Prototype| {
+            let name = namer.name(memory, vm, &prototype.key);
+            found(FoundName { proto, meaning: Meaning::of(prototype), name, is_in_lines: false })
+        };
+        match wanted {
+            Wanted::Name(address, meaning) => match read(address).filter(|it| Meaning::of(it) == meaning) {
+                Some(prototype) => {
+                    name(namer, address, &prototype);
+                }
+                // It is gone.
+                None => {
+                    found(FoundName { proto: address, meaning, name: None, is_in_lines: false });
+                }
+            },
+            Wanted::Children(address) => {
+                let Some(parent) = read(address).filter(Prototype::has_children) else { return };
+                namer.add_children(&parent);
+                for child in parent.children().take(MAX_CHILDREN) {
+                    if let Some(prototype) = read(child)
+                        && !name(namer, child, &prototype)
+                    {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn forget(&mut self, address: u64) {
+        self.namer.forget(address);
+    }
+
+    fn begin_batch(&mut self) {
+        self.namer.begin_batch();
+    }
+
+    fn take_unsearched(&mut self) -> u64 {
+        self.namer.take_unsearched()
+    }
+}
 
 impl Definitions {
     /// None yet; they take of this room.
@@ -33,40 +119,77 @@ impl Definitions {
         Self { room, ..Self::default() }
     }
 
-    /// Notes that time has passed.
-    pub fn begin_batch(&mut self) {
-        self.read = 0;
-        self.namer.begin_batch();
+    /// Notes that time has passed, and looks for more.
+    pub fn begin_batch(&mut self, memory: &ProcessMemory, vm: &Vm) {
+        let mut found = Vec::new();
+        self.search.begin_batch(|name| found.push(name));
+        found.into_iter().for_each(|name| self.take_in(name));
+        self.start(memory, vm);
     }
 
-    /// How many functions may have a name that would have taken too much work to find.
+    /// The names that were asked for in vain, and are known by now.
+    pub fn take_late(&mut self) -> Vec<FoundName> {
+        std::mem::take(&mut self.late)
+    }
+
+    /// How many functions may have a name that is not found yet, or would have taken too much work to find.
     pub fn unsearched(&self) -> u64 {
-        self.namer.unsearched()
+        self.search.unsearched() + self.missed.len() as u64
     }
 
     /// The same number, which counts elsewhere from now on.
     pub fn take_unsearched(&mut self) -> u64 {
-        self.namer.take_unsearched()
+        self.missed_in_lines.clear();
+        self.search.take_unsearched() + std::mem::take(&mut self.missed).len() as u64
     }
 
-    /// Names what a prototype makes that has just been seen to run; nothing if there are too many of them.
+    /// Names what a prototype makes that has just been seen to run.
     pub fn see(&mut self, memory: &ProcessMemory, vm: &Vm, address: u64) {
-        let Some(parent) = self.read(memory, vm, address).filter(Prototype::has_children) else { return };
-        self.namer.add_children(&parent);
-        for child in parent.children() {
-            if let Some(child) = self.read(memory, vm, child) {
-                self.name_of(memory, vm, &child);
-            }
-        }
+        self.search.ask(Wanted::Children(address));
+        self.start(memory, vm);
     }
 
-    /// The name of the function at `address`, if it is the one with this meaning.
+    /// The name of the function at `address`, if it is the one with this meaning, and found within some milliseconds.
     pub fn name(&mut self, memory: &ProcessMemory, vm: &Vm, address: u64, meaning: Meaning) -> Option<Arc<str>> {
         if let Some((_, name)) = self.names.get(&address).filter(|known| known.0 == meaning) {
             return name.clone();
         }
-        let prototype = self.read(memory, vm, address)?;
-        if Meaning::of(&prototype) == meaning { self.name_of(memory, vm, &prototype) } else { None }
+        // It comes when it is found.
+        if self.missed.get(&address) == Some(&meaning) {
+            return None;
+        }
+        if self.missed.len() >= MAX_NAMES {
+            self.search.refuse();
+            return None;
+        }
+        let mut found = Vec::new();
+        let is_it = |name: &FoundName| (name.proto, name.meaning) == (address, meaning);
+        let place = |finder: &mut HeapNames| finder.place = Some((*memory, vm.clone()));
+        let wanted = Wanted::Name(address, meaning);
+        let is_known = self.search.ask_and_wait(wanted, place, |name| found.push(name), is_it);
+        let name = found.iter().find(|name| is_it(name)).and_then(|found| found.name.clone());
+        found.into_iter().for_each(|name| self.take_in(name));
+        match is_known {
+            Some(true) => {}
+            Some(false) => drop(self.missed.insert(address, meaning)),
+            None => self.search.refuse(),
+        }
+        name
+    }
+
+    /// The same for a line of reports.
+    pub fn name_in_line(
+        &mut self,
+        memory: &ProcessMemory,
+        vm: &Vm,
+        address: u64,
+        meaning: Meaning,
+    ) -> Option<Arc<str>> {
+        let name = self.name(memory, vm, address, meaning);
+        if self.missed.contains_key(&address) {
+            self.missed_in_lines.insert(address);
+        }
+        name
     }
 
     /// Forgets what is at an address that was freed.
@@ -74,31 +197,31 @@ impl Definitions {
         if let Some((_, name)) = self.names.remove(&address) {
             self.room.give(room_of(name.as_deref()));
         }
-        self.namer.forget(address);
+        self.missed.remove(&address);
+        self.missed_in_lines.remove(&address);
+        self.search.forget(address);
     }
 
-    fn read(&mut self, memory: &ProcessMemory, vm: &Vm, address: u64) -> Option<Prototype> {
-        if self.read >= BATCH {
-            return None;
+    fn start(&mut self, memory: &ProcessMemory, vm: &Vm) {
+        self.search.start(|finder| finder.place = Some((*memory, vm.clone())));
+    }
+
+    fn take_in(&mut self, found: FoundName) {
+        if self.missed.get(&found.proto) == Some(&found.meaning) {
+            self.missed.remove(&found.proto);
+            let is_in_lines = self.missed_in_lines.remove(&found.proto);
+            self.late.push(FoundName { is_in_lines, ..found.clone() });
         }
-        self.read += 1;
-        let key = Prototype::key_at(memory, &vm.layout, address).ok()?;
-        Prototype::read(memory, &vm.layout, key).ok()
-    }
-
-    fn name_of(&mut self, memory: &ProcessMemory, vm: &Vm, prototype: &Prototype) -> Option<Arc<str>> {
-        let name = self.namer.name(memory, vm, &prototype.key);
-        let bytes = room_of(name.as_deref());
+        let bytes = room_of(found.name.as_deref());
         if self.names.len() >= MAX_NAMES || !self.room.take(bytes) {
             self.forget_all();
             if !self.room.take(bytes) {
-                return name;
+                return;
             }
         }
-        if let Some((_, old)) = self.names.insert(prototype.key.address, (Meaning::of(prototype), name.clone())) {
+        if let Some((_, old)) = self.names.insert(found.proto, (found.meaning, found.name)) {
             self.room.give(room_of(old.as_deref()));
         }
-        name
     }
 
     fn forget_all(&mut self) {

@@ -25,7 +25,7 @@ use lj_trace_unwind::symbols::demangle::demangle;
 
 use super::c_callers::{CCall, CCallers};
 use super::c_symbols::{CSymbols, symbols};
-use super::definitions::Definitions;
+use super::definitions::{Definitions, FoundName};
 use super::first_symbols::{FirstSymbols, SYMBOLS_AS_EVENTS};
 use super::outputs::MemoryOutputs;
 use super::room::{ENTRY, NameRoom};
@@ -304,9 +304,31 @@ impl MemoryEvents {
     }
 
     /// Notes that time has passed: what can change meanwhile is looked at again.
-    pub fn begin_batch(&mut self) {
-        self.definitions.begin_batch();
+    ///
+    /// # Errors
+    /// The output cannot take the names that were found since.
+    pub fn begin_batch(&mut self, out: &mut MemoryOutputs) -> Result<(), EngineError> {
+        self.definitions.begin_batch(&self.memory, &self.vm);
         self.trace_lines.begin_batch();
+        let late = self.definitions.take_late();
+        let mut are_lines_named = false;
+        for FoundName { proto, meaning, name, is_in_lines } in late {
+            let Some(name) = name else { continue };
+            if is_in_lines {
+                are_lines_named = true;
+                self.c_callers.name(proto, meaning, &name);
+            }
+            if self.named.contains(&proto) && self.known.get(&proto) == Some(&meaning) {
+                out.event(self.number, &Event::Symbol(Annotation::FunctionName { proto, name }.to_symbol()))?;
+            }
+        }
+        // Lines on traces and callers of C functions were shown without these names.
+        if are_lines_named && out.shows_lines() {
+            self.trace_lines.forget();
+            self.c_callers.tell_again();
+            out.forget_lines(self.number);
+        }
+        Ok(())
     }
 
     /// Names an event, and hands it to `out`.
@@ -412,7 +434,7 @@ impl MemoryEvents {
             let chunk: Arc<str> = chunk_name(prototype.chunkname.as_bytes()).into();
             let symbol = c_functions.get(&call.function)?;
             (Meaning::of(&prototype) == call.meaning).then(|| {
-                let name = definitions.name(memory, vm, call.prototype, call.meaning);
+                let name = definitions.name_in_line(memory, vm, call.prototype, call.meaning);
                 let first_line = prototype.key.firstline;
                 vec![
                     Frame::Chunk { chunk: chunk.clone() },
@@ -474,7 +496,8 @@ impl MemoryEvents {
             None => Cow::Borrowed(&b"=[unknown: not readable]"[..]),
         };
         let meaning = Meaning::new(&name, seen.first_line);
-        match self.learn(seen.prototype, meaning) {
+        let learned = self.learn(seen.prototype, meaning);
+        match learned {
             Some(true) => {
                 let symbol = Symbol::lua(seen.prototype, &name, u64::from(seen.first_line));
                 out.event(self.number, &Event::Symbol(symbol))?;
@@ -488,7 +511,10 @@ impl MemoryEvents {
         if let Some(name) = self.name_of(seen.prototype, meaning) {
             out.event(self.number, &Event::Symbol(name))?;
         }
-        self.definitions.see(&self.memory, &self.vm, seen.prototype);
+        // The kernel half says the same again where it has forgotten that it did.
+        if learned == Some(true) {
+            self.definitions.see(&self.memory, &self.vm, seen.prototype);
+        }
         Ok(())
     }
 

@@ -10,6 +10,7 @@ mod events;
 mod first_symbols;
 mod ledger;
 mod listener;
+mod name_search;
 mod outputs;
 mod room;
 mod stream_traces;

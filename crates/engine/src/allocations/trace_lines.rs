@@ -65,6 +65,12 @@ impl TraceLines {
         self.missed.clear();
     }
 
+    /// Forgets which lines reports know, and what functions are called in them.
+    pub fn forget(&mut self) {
+        self.known.clear();
+        self.shown.clear();
+    }
+
     /// What reports show instead of a trace, if its line is certain. What it is comes along the first time.
     /// `definitions` tell what functions are called.
     pub fn line(
@@ -154,7 +160,7 @@ fn frames(
     let chunk: Arc<str> = chunk_name(prototype.chunkname.as_bytes()).into();
     let first_line = prototype.key.firstline;
     let meaning = Meaning::new(prototype.chunkname.as_bytes(), first_line);
-    let name = definitions.name(memory, vm, prototype.key.address, meaning);
+    let name = definitions.name_in_line(memory, vm, prototype.key.address, meaning);
     let mut frames = vec![
         Frame::Chunk { chunk: chunk.clone() },
         Frame::Lua { name, chunk: chunk.clone(), first_line, line: None, compiled: true },

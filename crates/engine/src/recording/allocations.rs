@@ -252,7 +252,7 @@ impl MemoryRecording {
         if !std::mem::replace(&mut self.started, true) {
             self.start()?;
         }
-        self.events.iter_mut().flatten().for_each(MemoryEvents::begin_batch);
+        self.events.iter_mut().flatten().try_for_each(|events| events.begin_batch(&mut self.outputs))?;
         let mut taken = 0;
         while taken < BATCH {
             let Self { probes, events, layout_decision, c_symbols, outputs, only, orphan_events, .. } = self;

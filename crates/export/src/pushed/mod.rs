@@ -62,6 +62,7 @@ pub(crate) enum Form {
 pub struct PushEncoder {
     options: EncodeOptions,
     form: Form,
+    max_samples: usize,
     series: Vec<(Series, Amount)>,
     bytes: usize,
     time: TimeRange,
@@ -85,6 +86,7 @@ impl PushEncoder {
         Self {
             options,
             form,
+            max_samples: MAX_SAMPLES,
             series: Vec::new(),
             bytes: 0,
             time: TimeRange::default(),
@@ -112,7 +114,7 @@ impl PushEncoder {
 
     fn push(&mut self, labels: &[Label], profile: PushedProfile, interval: &Interval<'_>) {
         let bytes = profile.encode();
-        if (bytes.len() > self.options.max_bytes || profile.samples() > MAX_SAMPLES)
+        if (bytes.len() > self.options.max_bytes || profile.samples() > self.max_samples)
             && let Some(halves) = profile.clone().halves()
         {
             return halves.into_iter().for_each(|half| self.push(labels, half, interval));

@@ -47,7 +47,11 @@ fn pyroscope_takes_allocations_as_those_of_an_interval() {
 }
 
 fn encoded(form: Form, profiles: &[(&CpuProfile, &str)]) -> Vec<(Vec<Label>, PushedProfile)> {
-    let mut encoder = PushEncoder::new(options(), form);
+    encoded_by(PushEncoder::new(options(), form), profiles)
+}
+
+fn encoded_by(mut encoder: PushEncoder, profiles: &[(&CpuProfile, &str)]) -> Vec<(Vec<Label>, PushedProfile)> {
+    let form = encoder.form;
     let ended = UNIX_EPOCH + Duration::from_secs(1_764_000_015);
     for (profile, service) in profiles {
         let (resource, began) = (Resource::of_service(service), ended - Duration::from_secs(15));
@@ -83,12 +87,19 @@ fn processes_of_one_service_have_profiles_of_different_times() {
 
 #[test]
 fn no_profile_has_more_samples_than_pyroscope_takes() {
-    let mut profile = CpuProfile::new("test");
-    const SAMPLES: usize = 2 * MAX_SAMPLES + 1;
-    for number in 0..SAMPLES {
-        profile.add(VmState::Interp, [Frame::C { symbol: number.to_string().into(), module: None }]);
+    assert_eq!(PushEncoder::pyroscope(options()).max_samples, 16_000);
+    const MOST: usize = 1000;
+    for samples in [1, MOST, MOST + 1, 2 * MOST + 1, 5 * MOST - 1] {
+        let mut profile = CpuProfile::new("test");
+        for number in 0..samples {
+            profile.add(VmState::Interp, [Frame::C { symbol: number.to_string().into(), module: None }]);
+        }
+        let encoder = PushEncoder { max_samples: MOST, ..PushEncoder::pyroscope(options()) };
+        let sent = encoded_by(encoder, &[(&profile, "shop")]);
+        assert!(sent.len() >= samples.div_ceil(MOST) && sent.iter().all(|(_, part)| part.samples() <= MOST));
+        assert_eq!(
+            (sent.len() == 1, sent.iter().map(|(_, part)| part.samples()).sum::<usize>()),
+            (samples <= MOST, samples)
+        );
     }
-    let sent = encoded(Form::Pyroscope, &[(&profile, "shop")]);
-    assert!(sent.len() > 2 && sent.iter().all(|(_, part)| part.samples() <= MAX_SAMPLES));
-    assert_eq!(sent.iter().map(|(_, part)| part.samples()).sum::<usize>(), SAMPLES);
 }

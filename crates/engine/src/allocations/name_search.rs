@@ -1,0 +1,332 @@
+//! Looks for the names of functions in a thread of its own.
+//!
+//! In a heap of a million functions the first name takes seconds, since it walks over the list of all objects. Whoever drains
+//! events does not wait for it: he is patient for some milliseconds, which is enough in most programs, and gets what takes longer
+//! later.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use lj_trace_process::privileges::{self, Capabilities, Capability};
+
+/// What finds names, here or in the thread.
+pub trait Finder: Default + Send + 'static {
+    /// What is asked for.
+    type Wanted: Send + 'static;
+    /// What is found, of which one question may have several.
+    type Found: Send + 'static;
+
+    /// Answers a question. It ends early where nobody wants what it found any more, which `found` says.
+    fn find(&mut self, wanted: Self::Wanted, found: &mut dyn FnMut(Self::Found) -> bool);
+
+    /// Forgets what is at an address that was freed.
+    fn forget(&mut self, address: u64);
+
+    /// Notes that time has passed.
+    fn begin_batch(&mut self);
+
+    /// How many names would have taken too much work, since this was asked last.
+    fn take_unsearched(&mut self) -> u64;
+}
+
+/// A finder, and what it is to find.
+pub struct NameSearch<F: Finder> {
+    /// Here, unless the thread has it.
+    finder: Option<F>,
+    job: Option<Job<F>>,
+    waiting: Vec<F::Wanted>,
+    has_asked: bool,
+    /// What was freed while the thread has the finder.
+    forgotten: Vec<u64>,
+    /// Batches that began meanwhile.
+    batches: u32,
+    /// How long is still waited for answers in this batch.
+    patience: Duration,
+    unsearched: u64,
+}
+
+struct Job<F: Finder> {
+    found: Receiver<F::Found>,
+    thread: JoinHandle<F>,
+}
+
+/// How long is waited for answers in the batch of the first question: the buffers take what comes for some tenths of a second,
+/// and are empty then.
+const FIRST_PATIENCE: Duration = Duration::from_millis(100);
+
+/// How long is waited in each batch after that.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// So many questions wait at most; those beyond are not answered.
+const MAX_WAITING: usize = 1 << 16;
+
+/// So much that was freed is noted at most while the finder is away; beyond that it begins anew.
+const MAX_FORGOTTEN: usize = 1 << 16;
+
+/// So many answers wait at most: then the thread does.
+const MAX_FOUND: usize = 1 << 8;
+
+impl<F: Finder> Default for NameSearch<F> {
+    fn default() -> Self {
+        Self {
+            finder: Some(F::default()),
+            job: None,
+            waiting: Vec::new(),
+            has_asked: false,
+            forgotten: Vec::new(),
+            batches: 0,
+            patience: FIRST_PATIENCE,
+            unsearched: 0,
+        }
+    }
+}
+
+impl<F: Finder> NameSearch<F> {
+    /// Notes that time has passed, and takes what was found by now.
+    pub fn begin_batch(&mut self, take: impl FnMut(F::Found)) {
+        self.patience = if self.has_asked { PATIENCE } else { FIRST_PATIENCE };
+        match &mut self.finder {
+            Some(finder) => finder.begin_batch(),
+            None => self.batches = self.batches.saturating_add(1),
+        }
+        self.receive(Duration::ZERO, take);
+    }
+
+    /// Asks; false if there is no room for more questions.
+    pub fn ask(&mut self, wanted: F::Wanted) -> bool {
+        self.has_asked = true;
+        let has_room = self.waiting.len() < MAX_WAITING;
+        if has_room {
+            self.waiting.push(wanted);
+        }
+        has_room
+    }
+
+    /// Counts a name that is not looked for.
+    pub fn refuse(&mut self) {
+        self.unsearched = self.unsearched.saturating_add(1);
+    }
+
+    /// Begins to look for what was asked, unless it is being looked for something already. `prepare` says where.
+    pub fn start(&mut self, prepare: impl FnOnce(&mut F)) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let Some(mut finder) = self.finder.take() else { return };
+        prepare(&mut finder);
+        let wanted = std::mem::take(&mut self.waiting);
+        let (questions, (to, found)) = (wanted.len(), sync_channel(MAX_FOUND));
+        let run = move || look(finder, wanted, &to);
+        match thread::Builder::new().name("names".to_owned()).spawn(run) {
+            Ok(thread) => self.job = Some(Job { found, thread }),
+            // The finder is gone with it.
+            Err(_) => {
+                self.finder = Some(F::default());
+                self.unsearched += questions as u64;
+            }
+        }
+    }
+
+    /// Asks, and takes answers until `is_it` of one, or the patience of this batch is at its end. Whether it was answered;
+    /// [`None`] if there is no room for the question.
+    pub fn ask_and_wait(
+        &mut self,
+        wanted: F::Wanted,
+        prepare: impl Fn(&mut F),
+        mut take: impl FnMut(F::Found),
+        is_it: impl Fn(&F::Found) -> bool,
+    ) -> Option<bool> {
+        if !self.ask(wanted) {
+            return None;
+        }
+        let mut is_answered = false;
+        loop {
+            self.start(&prepare);
+            // What is under way first is none of ours: once it is over, ours begins.
+            let is_asked = self.waiting.is_empty();
+            self.wait(&mut take, |found| {
+                is_answered |= is_it(found);
+                is_answered
+            });
+            if is_answered || is_asked || self.job.is_some() {
+                return Some(is_answered);
+            }
+        }
+    }
+
+    /// Takes answers until `is_enough` of one, or nothing is looked for, or the patience of this batch is at its end.
+    fn wait(&mut self, mut take: impl FnMut(F::Found), mut is_enough: impl FnMut(&F::Found) -> bool) {
+        let began = Instant::now();
+        while let Some(job) = &self.job {
+            let left = self.patience.saturating_sub(began.elapsed());
+            match job.found.recv_timeout(left) {
+                Ok(found) => {
+                    let is_over = is_enough(&found);
+                    take(found);
+                    if is_over {
+                        break;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => self.end_job(),
+            }
+        }
+        self.patience = self.patience.saturating_sub(began.elapsed());
+    }
+
+    /// Forgets what is at an address that was freed.
+    pub fn forget(&mut self, address: u64) {
+        match &mut self.finder {
+            Some(finder) => finder.forget(address),
+            None if self.forgotten.len() <= MAX_FORGOTTEN => self.forgotten.push(address),
+            None => {}
+        }
+    }
+
+    /// How many names are not looked for, or would take too much work, since they were taken last.
+    pub fn unsearched(&self) -> u64 {
+        self.unsearched
+    }
+
+    /// The same number, which counts elsewhere from now on.
+    pub fn take_unsearched(&mut self) -> u64 {
+        std::mem::take(&mut self.unsearched)
+    }
+
+    /// Takes what there is, for no longer than this.
+    fn receive(&mut self, time: Duration, take: impl FnMut(F::Found)) {
+        let patience = std::mem::replace(&mut self.patience, time);
+        self.wait(take, |_| false);
+        self.patience = patience;
+    }
+
+    /// Takes the finder back.
+    fn end_job(&mut self) {
+        let Some(job) = self.job.take() else { return };
+        // One that has panicked begins anew.
+        let mut finder = job.thread.join().unwrap_or_default();
+        self.unsearched += finder.take_unsearched();
+        if self.forgotten.len() > MAX_FORGOTTEN {
+            finder = F::default();
+        }
+        self.forgotten.drain(..).for_each(|address| finder.forget(address));
+        (0..std::mem::take(&mut self.batches)).for_each(|_| finder.begin_batch());
+        self.finder = Some(finder);
+    }
+}
+
+/// What the thread does.
+fn look<F: Finder>(mut finder: F, wanted: Vec<F::Wanted>, to: &SyncSender<F::Found>) -> F {
+    // It began with all that lj-trace has, and reads memory alone.
+    let _ = privileges::keep_only(Capabilities::of(&[Capability::SysPtrace]));
+    let mut is_wanted = true;
+    for wanted in wanted {
+        if !is_wanted {
+            break;
+        }
+        finder.find(wanted, &mut |found| {
+            is_wanted = to.send(found).is_ok();
+            is_wanted
+        });
+    }
+    finder
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Condvar, Mutex};
+
+    use super::*;
+
+    /// Finds nothing before it may: as in a heap that is large.
+    #[derive(Default)]
+    struct Slow {
+        may: Arc<(Mutex<bool>, Condvar)>,
+        known: Vec<u64>,
+        batches: u32,
+    }
+
+    impl Finder for Slow {
+        type Wanted = u64;
+        type Found = u64;
+
+        fn find(&mut self, wanted: u64, found: &mut dyn FnMut(u64) -> bool) {
+            let may = self.may.0.lock().unwrap();
+            drop(self.may.1.wait_while(may, |may| !*may).unwrap());
+            self.known.push(wanted);
+            found(wanted);
+        }
+
+        fn forget(&mut self, address: u64) {
+            self.known.retain(|known| *known != address);
+        }
+
+        fn begin_batch(&mut self) {
+            self.batches += 1;
+        }
+
+        fn take_unsearched(&mut self) -> u64 {
+            0
+        }
+    }
+
+    /// Asks for one name as long as there is patience.
+    fn ask(search: &mut NameSearch<Slow>, number: u64, found: &mut Vec<u64>) {
+        search.ask_and_wait(number, |_| (), |number| found.push(number), |found| *found == number);
+    }
+
+    #[test]
+    fn whoever_asks_is_not_held_up_and_gets_all_answers_later() {
+        let mut search = NameSearch::<Slow>::default();
+        let may = search.finder.as_ref().unwrap().may.clone();
+        let (mut found, began) = (Vec::new(), Instant::now());
+        // The walk would never end: all of this happens while it is on its way.
+        for batch in 0..3 {
+            search.begin_batch(|_| panic!("there is nothing yet"));
+            (0..1000).for_each(|number| ask(&mut search, 1000 * batch + number, &mut found));
+            assert!(search.patience.is_zero());
+        }
+        // Each batch has waited once. The rest is what a machine without time for us takes.
+        assert!(began.elapsed() < FIRST_PATIENCE + 2 * PATIENCE + Duration::from_secs(20), "{:?}", began.elapsed());
+        assert!(found.is_empty() && search.job.is_some());
+        search.forget(0);
+
+        *may.0.lock().unwrap() = true;
+        may.1.notify_all();
+        while found.len() < 3000 {
+            search.begin_batch(|number| found.push(number));
+            search.start(|_| ());
+            thread::yield_now();
+        }
+        found.sort_unstable();
+        assert_eq!(found, Vec::from_iter(0..3000));
+        while search.job.is_some() {
+            search.begin_batch(|_| panic!("nothing is found twice"));
+        }
+        let finder = search.finder.as_ref().unwrap();
+        assert_eq!((finder.known.len(), finder.known.contains(&0)), (2999, false));
+        assert!(finder.batches >= 3 && search.unsearched() == 0);
+    }
+
+    #[test]
+    fn what_takes_no_time_is_there_at_once() {
+        let mut search = NameSearch::<Slow>::default();
+        *search.finder.as_ref().unwrap().may.0.lock().unwrap() = true;
+        let mut found = Vec::new();
+        for number in 0..50 {
+            // As long as the machine has time for the thread at all.
+            search.patience = Duration::from_secs(60);
+            ask(&mut search, number, &mut found);
+            assert_eq!(found.last(), Some(&number));
+        }
+    }
+
+    #[test]
+    fn questions_are_bounded_and_counted() {
+        let mut search = NameSearch::<Slow>::default();
+        let asked = (0..MAX_WAITING as u64 + 10).filter(|number| search.ask(*number)).count();
+        (asked..MAX_WAITING + 10).for_each(|_| search.refuse());
+        assert_eq!((asked, search.take_unsearched(), search.unsearched()), (MAX_WAITING, 10, 0));
+    }
+}

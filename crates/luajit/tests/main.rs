@@ -1,0 +1,10 @@
+//! All tests on VMs that live or were saved, in one binary.
+
+#[path = "../../../tests/src/skips.rs"]
+#[allow(dead_code, reason = "each test uses a part of it")]
+mod skips;
+
+mod saved;
+mod saved_memory;
+mod trace_readings;
+mod vm_truth;
