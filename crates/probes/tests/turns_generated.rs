@@ -104,6 +104,7 @@ struct Turn {
     began: [u64; 2],
     ended: [u64; 2],
     /// What it did.
+    #[expect(dead_code, reason = "it is shown where a test fails")]
     did: String,
     /// For how many nanoseconds it slept.
     slept: u64,
