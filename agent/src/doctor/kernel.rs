@@ -4,7 +4,7 @@ use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 use lj_trace_probes::calibrate;
 use lj_trace_probes::mechanism::Mechanism;
-use lj_trace_probes::object::{ARE_WRITTEN, NoBpfPrograms};
+use lj_trace_probes::object::{ALL_WORK, NoBpfPrograms};
 use lj_trace_probes::perf_event::{self, Clock};
 use lj_trace_probes::programs::{ProbeError, Programs, Wanted};
 use lj_trace_probes::session;
@@ -28,11 +28,11 @@ pub fn checks() -> Vec<Check> {
         return checks;
     }
     checks.extend([bpf_loop(), uprobe_multi(), uprobe_session(), clock()]);
-    if !ARE_WRITTEN {
-        return checks;
-    }
     let nothing = Wanted::nothing();
     checks.push(programs("BPF sampler", Wanted { cpu: true, ..nothing }, Purpose::Sysprof));
+    if !ALL_WORK {
+        return checks;
+    }
     checks.push(programs("BPF allocation probes", Wanted { memory: true, ..nothing }, Purpose::Memprof));
     checks
 }
@@ -44,11 +44,11 @@ fn check(name: &str, verdict: Verdict, found: impl Into<String>) -> Check {
 fn version() -> Check {
     let release = read("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned());
     let found = format!("Linux {release} on {}", std::env::consts::ARCH);
-    if ARE_WRITTEN {
+    if ALL_WORK {
         return check("kernel", Verdict::Ok, found);
     }
-    let found = format!("{found}: {}", NoBpfPrograms::NotWritten);
-    check("kernel", Verdict::Problem, found).fix("record on an x86-64 machine").affects(&BOTH)
+    let found = format!("{found}: {}", NoBpfPrograms::OnlyCpuTime);
+    check("kernel", Verdict::Problem, found).fix("record memory on an x86-64 machine").affects(&[Purpose::Memprof])
 }
 
 fn btf() -> Check {

@@ -20,6 +20,7 @@ use super::cpu_events::{CpuEvents, number};
 pub use super::error::ProbeError;
 use super::error::whole;
 use super::mechanism::Mechanism;
+use super::object::{self, NoBpfPrograms};
 use super::off_cpu;
 use super::places::Owner;
 pub use super::set::MORE_VMS;
@@ -54,7 +55,7 @@ impl Programs {
     /// # Errors
     /// [`ProbeError::NotPermitted`] without privileges, [`ProbeError::Refused`] on kernels that lack something.
     pub fn load(wanted: Wanted, vms: &[VmConfig]) -> Result<Self, ProbeError> {
-        check_off_cpu(wanted)?;
+        check(wanted)?;
         Self::prepare_alone(wanted, vms).map_err(ProbeError::sort)
     }
 
@@ -76,7 +77,7 @@ impl Programs {
     /// # Errors
     /// As [`Self::load`].
     pub fn join(wanted: Wanted, process: &Process, rate: u32, vms: &[VmConfig]) -> Result<Self, ProbeError> {
-        check_off_cpu(wanted)?;
+        check(wanted)?;
         Self::prepare_shared(wanted, process, rate, vms).or_else(|error| {
             let mut alone = Self::load(wanted, vms)?;
             alone.why_alone = Some(whole(&error));
@@ -489,7 +490,10 @@ impl Programs {
 }
 
 /// Whether time off the CPU can be recorded, if that is wanted.
-fn check_off_cpu(wanted: Wanted) -> Result<(), ProbeError> {
+fn check(wanted: Wanted) -> Result<(), ProbeError> {
+    if !object::ALL_WORK && !wanted.is_cpu_time() {
+        return Err(NoBpfPrograms::OnlyCpuTime.into());
+    }
     if wanted.off_cpu { off_cpu::check().map_err(ProbeError::NoOffCpu) } else { Ok(()) }
 }
 

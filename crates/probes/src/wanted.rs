@@ -46,6 +46,11 @@ impl Wanted {
         (self.cpu || self.off_cpu) && !self.memory && !self.activity && self.stack_every == 0
     }
 
+    /// Whether nothing but samples of the clock is wanted.
+    pub fn is_cpu_time(self) -> bool {
+        self.may_share() && !self.off_cpu && !self.turns
+    }
+
     /// The size of a ring buffer.
     pub(super) fn buffer(self) -> u32 {
         /// What the object file has: for one process, or for all that share it.

@@ -22,7 +22,7 @@ use lj_trace_probes::calibrate::try_probe;
 use lj_trace_probes::guardian;
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::mechanism::Mechanism;
-use lj_trace_probes::object::{ARE_WRITTEN, NoBpfPrograms};
+use lj_trace_probes::object::{ALL_WORK, NoBpfPrograms};
 use lj_trace_probes::perf_event::{Clock, try_open};
 use lj_trace_process::Process;
 use lj_trace_process::privileges::{self, Capabilities, Capability, priority};
@@ -44,8 +44,8 @@ use crate::exit::{CommandError, ExitCode};
 pub fn run(args: &RecordArgs) -> Result<ExitCode, CommandError> {
     let started = Instant::now();
     let options = args.options()?;
-    if !ARE_WRITTEN {
-        return Err(CommandError::new(ExitCode::UNAVAILABLE, NoBpfPrograms::NotWritten.to_string()));
+    if !ALL_WORK && args.mode != Mode::Sysprof {
+        return Err(CommandError::new(ExitCode::UNAVAILABLE, NoBpfPrograms::OnlyCpuTime.to_string()));
     }
     if args.force {
         allow_replacing();

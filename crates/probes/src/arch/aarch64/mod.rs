@@ -1,4 +1,4 @@
-//! AArch64 (arm64). Recording is not supported on it yet: what is here lets the rest be built, and measures clocks.
+//! AArch64 (arm64). CPU time is recorded on it, allocations are not yet.
 
 mod instruction;
 mod machine;
@@ -8,8 +8,8 @@ pub use instruction::{MachineInstruction, is_emulated};
 pub use machine::{is_virtual, next_instruction};
 pub use measured::{copy_in_bulk, count_down, emulated, stepped};
 
-/// Whether there are BPF programs for this processor.
-pub const HAS_BPF_PROGRAMS: bool = false;
+/// Whether all BPF programs work on this processor. Probes on allocators and what waits need return addresses on the stack.
+pub const HAS_ALL_PROGRAMS: bool = false;
 
 /// What the names of the kernel's functions for system calls begin with.
 pub const SYSTEM_CALL: &str = "__arm64_sys_";

@@ -13,5 +13,5 @@ pub use measured::{copy_in_bulk, count_down, emulated, stepped};
 /// What the names of the kernel's functions for system calls begin with.
 pub const SYSTEM_CALL: &str = "__x64_sys_";
 
-/// Whether there are BPF programs for this processor.
-pub const HAS_BPF_PROGRAMS: bool = true;
+/// Whether all BPF programs work on this processor.
+pub const HAS_ALL_PROGRAMS: bool = true;
