@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::nginx::Nginx;
+use lj_trace_tests::slower;
 use lj_trace_tests::programs::{ALL, LUAJIT, LUAJIT2, Program, TARANTOOL};
 use lj_trace_tests::source::{definition_of, line_of};
 use lj_trace_tests::tracer::{Tracer, run};
@@ -70,15 +71,18 @@ fn a_host_full_of_other_processes_takes_no_time() -> Result<()> {
     // This process is as large as a busy server, and has no Lua in it: it is passed over for the code that it runs.
     let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
     let workload = Workload::start(&program, SCRIPT, &[])?;
+    // An emulated machine fetches files for seconds: there it is held against the same without the ballast.
+    let without = if slower() > 1 { list()?["milliseconds"].as_f64().context("no time")? } else { 0.0 };
     let ballast = std::hint::black_box(vec![1_u8; 256 << 20]);
     let listing = list()?;
     drop(ballast);
     let took = listing["milliseconds"].as_f64().context("no time")?;
     let looked_at = listing["looked_at"].as_u64().context("no count")?;
-    println!("{looked_at} processes in {took:.0} ms");
+    println!("{looked_at} processes in {took:.0} ms, {without:.0} ms without the ballast");
     ensure!(process(&listing, workload.pid()).is_some(), "{listing:#}");
     // Much less; but other tests' processes may have to be read from the disk.
-    ensure!(took < 1000.0 * (looked_at as f64).max(5.0), "{took} ms for {looked_at} processes");
+    let limit = (1000.0 * (looked_at as f64).max(5.0)).max(1.5 * without);
+    ensure!(took < limit, "{took} ms for {looked_at} processes, {without} ms without the ballast");
     Ok(())
 }
 

@@ -48,6 +48,9 @@ struct Cli {
     /// Makes the program of this file as small as it fails: it is printed, and written beside it
     #[arg(long)]
     shrink: Option<PathBuf>,
+    /// Builds the programs' C libraries in this folder, by $CC, and does nothing else
+    #[arg(long)]
+    libraries: Option<PathBuf>,
     /// Programs that were kept, in place of seeds: the VM says what they may have on their stacks
     files: Vec<PathBuf>,
 }
@@ -77,6 +80,12 @@ fn main() -> Result<ExitCode> {
     };
     if cli.print {
         seeds.for_each(|seed| print!("{}", generate(seed).text));
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(folder) = &cli.libraries {
+        for interface in [Interface::Ffi, Interface::Module] {
+            native::build(interface, folder)?;
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let names: Vec<_> = ALL.into_iter().filter(|name| cli.program == "all" || cli.program == *name).collect();

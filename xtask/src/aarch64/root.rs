@@ -48,7 +48,10 @@ const PACKAGES: [&str; 20] = [
 const APART: [(&str, &[&str]); 1] = [("luajit2", &["luajit2", "libluajit2-5.1-2"])];
 
 /// The packages of the root that the tests expect in a folder of their own.
-const IN_ROOT: [&str; 2] = ["nginx", "neovim"];
+const IN_ROOT: [&str; 4] = ["nginx", "libnginx-mod-http-lua", "libnginx-mod-http-ndk", "neovim"];
+
+/// Where, in the folder with all of it, the tests look for programs.
+const PROGRAMS: &str = "root/lj-trace/programs";
 
 /// The kernel: it has what shares folders built in.
 const KERNEL: &str = "linux-image-6\\.12.*-cloud-arm64$";
@@ -79,6 +82,13 @@ impl Root {
         if !done.is_file() {
             fetch(&folder)?;
             fs::write(&done, "")?;
+        }
+        // Each time: what was fetched before may lack some.
+        for name in IN_ROOT {
+            let place = folder.join(PROGRAMS).join(name);
+            if place.symlink_metadata().is_err() {
+                symlink("/", &place).with_context(|| format!("cannot make {}", place.display()))?;
+            }
         }
         let boot = folder.join("kernel/boot");
         let mut files = boot.read_dir().with_context(|| format!("no {}", boot.display()))?.flatten();
@@ -115,16 +125,10 @@ fn fetch(folder: &Path) -> Result<()> {
     if shell.symlink_metadata().is_err() {
         symlink("dash", shell)?;
     }
-    let programs = root.join("lj-trace/programs");
+    let programs = folder.join(PROGRAMS);
     for (name, packages) in APART {
         packages.iter().try_for_each(|package| apt.download(package))?;
         apt.unpack(&programs.join(name))?;
-    }
-    for name in IN_ROOT {
-        let place = programs.join(name);
-        if place.symlink_metadata().is_err() {
-            symlink("/", place)?;
-        }
     }
     let kernels = apt.names(KERNEL);
     let kernel = kernels.last().with_context(|| format!("Debian has no {KERNEL}"))?;

@@ -68,6 +68,17 @@ pub enum MachineAction {
     Jump,
 }
 
+/// An exit by which a trace is being left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceExit {
+    /// An address in the trace's code.
+    pub code: u64,
+    /// The number of the trace.
+    pub number: u16,
+    /// The exit.
+    pub exit: u16,
+}
+
 impl Machine {
     /// Whether it is the operation of an arithmetic instruction on numbers, which is assembled to one
     /// (`asm_fparith`, `lj_asm_*.h`).

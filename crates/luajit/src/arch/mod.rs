@@ -11,6 +11,8 @@
 //! | `exit_at` | the exit that the stub at an address leads to, from the code and what it has pushed |
 //! | `exit_byte_at` | the lowest byte of the exit whose stub begins at an address |
 //! | `exit_in_handler` | the exit that the trace exit handler works on |
+//! | `left_by` | the trace and the exit that it is being left by, where the state does not name the trace |
+//! | `called_at` | where in a trace a function of the VM's own code was called, if a register tells |
 //! | `has_left_its_frame` | whether a trace's own part of the stack is gone, by how far the stack pointer is from the C frame |
 //! | `cframe_return_slot` | where a C frame has its return address |
 //! | `MODE` | what layouts of this processor are called, with GC64 and without |
@@ -21,7 +23,7 @@
 
 mod instruction;
 
-pub use instruction::{Machine, MachineAction, MachineOperation};
+pub use instruction::{Machine, MachineAction, MachineOperation, TraceExit};
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -32,6 +34,7 @@ pub use aarch64::*;
 #[cfg(all(test, not(target_arch = "aarch64")))]
 #[allow(dead_code, reason = "only its tests are wanted")]
 mod aarch64 {
+    mod exit_stub;
     mod machine;
 }
 
@@ -43,5 +46,5 @@ pub use x86_64::*;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!(
     "lj-trace-luajit does not support this processor yet. crates/luajit/src/arch has to supply for it: decode, base_stores, \
-     MCODE_UNIT, exit_at, exit_byte_at, exit_in_handler, has_left_its_frame, cframe_return_slot, MODE. See docs/architectures.md"
+     MCODE_UNIT, exit_at, exit_byte_at, exit_in_handler, left_by, called_at, has_left_its_frame, cframe_return_slot, MODE. See docs/architectures.md"
 );

@@ -22,7 +22,7 @@ use super::exit_frames::{NotKnown, restored};
 use super::functions::{Callee, TraceFunctions};
 use super::stacks::NOWHERE;
 use crate::Vm;
-use crate::arch::{exit_at, exit_in_handler, has_left_its_frame};
+use crate::arch::{TraceExit, called_at, exit_at, exit_in_handler, has_left_its_frame, left_by};
 use crate::object::field;
 
 /// What is known of the frames within a trace.
@@ -198,9 +198,15 @@ fn locate<M: ReadMemory>(memory: &M, hit: &Hit<'_>) -> Result<(Sought, Spot), No
     let number = u16::try_from(header.vmstate).ok().filter(|&number| number != 0);
     if header.flags & SAMPLE_ON_TRACE == 0 {
         let (trace, exit) = (header.trace_exit as u16, (header.trace_exit >> 16) as u16);
-        return Ok((Sought::Number(trace), Spot::Exit(exit)));
+        return Ok((Sought::Address(code, Some(number)), Spot::Exit(exit)));
     }
     let Some((frame, region)) = innermost(hit.native) else { return Err(NoTrace::Leaving) };
+    if number.is_none()
+        && !frame.is_return
+        && let Some(TraceExit { code, number, exit }) = left_by(memory, &header.registers, |address| hit.stack.read(address).ok())
+    {
+        return Ok((Sought::Address(code, Some(number)), Spot::Exit(exit)));
+    }
     match region {
         Region::Jit => {
             let pc = frame.lookup_address();
@@ -219,6 +225,10 @@ fn locate<M: ReadMemory>(memory: &M, hit: &Hit<'_>) -> Result<(Sought, Spot), No
                 Ok((Sought::Number(number), Spot::End))
             }
             (Some(number), Some(_)) if !frame.is_return => Ok((Sought::Number(number), Spot::Handler)),
+            (None, Some(distance)) if !frame.is_return && !has_left_its_frame(distance) => {
+                let pc = called_at(memory, &header.registers).ok_or(NoTrace::Leaving)?;
+                Ok((Sought::Address(pc, None), Spot::Code(pc)))
+            }
             _ => Err(NoTrace::Leaving),
         },
     }

@@ -1,6 +1,11 @@
 //! AArch64 (arm64).
 
+use lj_trace_common::arch::Register;
+use lj_trace_common::event::SampledRegisters;
 use lj_trace_common::layout::VmLayout;
+use lj_trace_common::memory::ReadMemory;
+
+use crate::arch::instruction::TraceExit;
 
 mod exit_stub;
 mod machine;
@@ -21,4 +26,21 @@ pub const MODE: [&str; 2] = ["arm64", "arm64"];
 /// [before]: https://github.com/LuaJIT/LuaJIT/blob/28440544ba7fc494ecc822c37750991a101e41cd/src/vm_arm64.dasc#L82-L97
 pub const fn cframe_return_slot(layout: &VmLayout) -> u16 {
     if layout.cframe_l < 100 { layout.cframe_size.wrapping_sub(8) } else { 8 }
+}
+
+/// The trace and the exit that it is being left by, while its stubs or the beginning of the handler run; [`None`] if nothing
+/// tells. `stack` reads the native stack.
+pub fn left_by<M: ReadMemory>(
+    memory: &M,
+    registers: &SampledRegisters,
+    stack: impl Fn(u64) -> Option<u64>,
+) -> Option<TraceExit> {
+    let [pc, sp, link] = [Register::Pc, Register::Sp, Register::X30].map(|register| registers[register as usize]);
+    exit_stub::left_by(memory, (pc, sp, link), stack)
+}
+
+/// Where in a trace a function of the VM's own code was called, which a sample is in.
+pub fn called_at<M: ReadMemory>(memory: &M, registers: &SampledRegisters) -> Option<u64> {
+    let [pc, link] = [Register::Pc, Register::X30].map(|register| registers[register as usize]);
+    exit_stub::called_at(memory, pc, link)
 }
