@@ -8,14 +8,17 @@ use std::thread;
 use anyhow::{Result, anyhow, bail};
 use lj_trace_tests::oracle::generate::Interface;
 use lj_trace_tests::oracle::{Figures, Settings, generate, native, record, truth};
+use lj_trace_tests::slower;
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
 
 /// The seeds whose programs are recorded with the JIT compiler on; `cargo xtask oracle` has more.
 const COMPILED: RangeInclusive<u64> = 1..=3;
 /// Those with the JIT compiler off.
 const INTERPRETED: RangeInclusive<u64> = 1..=2;
-/// How long each is recorded, in seconds.
-const SECONDS: f64 = 0.8;
+/// How long each is recorded, in seconds: an emulated machine takes longer to come to as many samples.
+fn seconds() -> f64 {
+    0.8 * slower().min(5) as f64
+}
 /// Samples a second.
 const RATE: u32 = 1999;
 /// With fewer samples in each recording the verdict means nothing.
@@ -94,7 +97,7 @@ fn check(program: &'static str, seeds: RangeInclusive<u64>, jit: bool) -> Result
     let record_some = || -> Result<()> {
         let folder = scratch()?;
         for seed in std::iter::from_fn(take) {
-            let settings = Settings { seconds: SECONDS, rate: RATE, jit };
+            let settings = Settings { seconds: seconds(), rate: RATE, jit };
             let figures = record(&host, &generate(seed), settings, folder.path())?;
             sums.lock().map_err(|_| anyhow!("another thread has panicked"))?.add(&format!("seed {seed}"), &figures);
         }
@@ -116,7 +119,7 @@ fn check_kept(program: &'static str) -> Result<()> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/oracle/kept").join(file);
         let kept = truth::adopt(&host, &std::fs::read_to_string(path)?, folder.path())?;
         for (jit, most) in [(true, most), (false, MARKED_INTERPRETED)] {
-            let figures = record(&host, &kept, Settings { seconds: SECONDS, rate: RATE, jit }, folder.path())?;
+            let figures = record(&host, &kept, Settings { seconds: seconds(), rate: RATE, jit }, folder.path())?;
             let name = format!("{file}, JIT {}", if jit { "on" } else { "off" });
             sums.add(&name, &figures);
             let expected = most / 100.0 * figures.samples() as f64;

@@ -77,7 +77,7 @@ impl Target {
     }
 
     /// The C compiler for it, which links as well.
-    const fn cc(self) -> &'static str {
+    pub const fn cc(self) -> &'static str {
         match self {
             Self::Aarch64 => "aarch64-linux-gnu-gcc",
         }

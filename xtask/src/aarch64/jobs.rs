@@ -1,12 +1,14 @@
 //! Which of the end-to-end tests run on arm64: those of what works there.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::kernel::jobs::{Job, Jobs};
 use crate::packages::END_TO_END;
-use crate::run::output;
+use crate::paths;
+use crate::run::{output, run};
 use crate::test_binaries::{self, TestBinary};
 use crate::toolchain::Target;
 
@@ -15,6 +17,11 @@ pub const USER_EMULATOR: &str = "qemu-aarch64-static";
 
 /// Files of tests that run.
 const FILES: [&str; 5] = ["dump", "heap", "heap_pause", "layouts", "list"];
+
+/// What is asked for to have those that record.
+pub const RECORD: &str = "record";
+/// Files of these: they take longer, so they run when they are asked for.
+const RECORDING: [&str; 1] = ["oracle"];
 
 /// Tests of these that do not, and the reason.
 const LEFT_OUT: &[(&str, &str)] = &[];
@@ -30,10 +37,12 @@ pub fn build(filter: Option<&str>) -> Result<Jobs> {
         LEFT_OUT.iter().any(|(left_out, _)| *left_out == whole)
     };
     let is_wanted = |(file, name): &(&str, &str)| match filter {
+        Some(RECORD) => RECORDING.contains(file) && !is_left_out(file, name),
         None => FILES.contains(file) && !is_left_out(file, name),
         // What is asked for by its whole name runs in any case.
         Some(filter) => {
             filter == *name
+                || RECORDING.contains(&filter) && filter == *file
                 || (file.contains(filter) || name.contains(filter)) && FILES.contains(file) && !is_left_out(file, name)
         }
     };
@@ -46,6 +55,15 @@ pub fn build(filter: Option<&str>) -> Result<Jobs> {
     Ok(Jobs { jobs, left_out })
 }
 
+/// Builds the C libraries of the oracle's programs in a folder, where the machine has no compiler.
+pub fn build_libraries(folder: &Path) -> Result<()> {
+    let mut cargo = Target::Aarch64.cargo_for_tests("build")?;
+    run(cargo.args(["--package", END_TO_END, "--bin", "oracle"]))?;
+    let oracle = paths::target().join(Target::Aarch64.name()).join("debug/oracle");
+    let mut make = Command::new(USER_EMULATOR);
+    run(make.arg(oracle).arg("--libraries").arg(folder).env("CC", Target::Aarch64.cc()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -53,13 +71,13 @@ mod tests {
     #[test]
     fn what_is_named_exists() {
         let file = |name: &str| crate::paths::root().join("tests/tests").join(name).with_extension("rs");
-        for name in FILES {
+        for name in FILES.into_iter().chain(RECORDING) {
             assert!(file(name).is_file(), "{name}");
         }
         for (test, _) in LEFT_OUT {
             let (name, test) = test.split_once("::").unwrap();
             let text = std::fs::read_to_string(file(name)).unwrap();
-            assert!(FILES.contains(&name) && text.contains(&format!("fn {test}()")), "there is no {name}::{test}");
+            assert!((FILES.contains(&name) || RECORDING.contains(&name)) && text.contains(&format!("fn {test}()")), "there is no {name}::{test}");
         }
     }
 }

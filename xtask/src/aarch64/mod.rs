@@ -46,6 +46,9 @@ pub fn test(filter: Option<&str>, minutes: u64) -> Result<()> {
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let binary = build()?;
     let jobs = jobs::build(filter)?;
+    if jobs.jobs.iter().any(|job| job.file == "oracle") {
+        jobs::build_libraries(&folder)?;
+    }
     let hidden = [paths::root(), &folder].into_iter().find(|path| guest::hides(path));
     if let Some(hidden) = hidden.or_else(|| Some(&*folder).filter(|folder| !folder.starts_with(paths::root()))) {
         bail!(
@@ -57,6 +60,7 @@ pub fn test(filter: Option<&str>, minutes: u64) -> Result<()> {
     let environment = [
         ("LJ_TRACE_BIN", binary.display().to_string()),
         ("LJ_TRACE_TEST_WITHOUT", WITHOUT.to_owned()),
+        ("LJ_TRACE_TEST_ORACLE_LIBRARIES", folder.display().to_string()),
         ("CARGO_TARGET_DIR", root.target.to_owned()),
         ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
     ];

@@ -198,7 +198,7 @@ fn locate<M: ReadMemory>(memory: &M, hit: &Hit<'_>) -> Result<(Sought, Spot), No
     let number = u16::try_from(header.vmstate).ok().filter(|&number| number != 0);
     if header.flags & SAMPLE_ON_TRACE == 0 {
         let (trace, exit) = (header.trace_exit as u16, (header.trace_exit >> 16) as u16);
-        return Ok((Sought::Address(code, Some(number)), Spot::Exit(exit)));
+        return Ok((Sought::Number(trace), Spot::Exit(exit)));
     }
     let Some((frame, region)) = innermost(hit.native) else { return Err(NoTrace::Leaving) };
     if number.is_none()

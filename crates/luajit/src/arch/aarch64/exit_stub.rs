@@ -39,8 +39,8 @@ pub fn left_by<M: ReadMemory>(
     (pc, sp, link): (u64, u64, u64),
     stack: impl Fn(u64) -> Option<u64>,
 ) -> Option<TraceExit> {
-    let called_from = |back: u64| self::stub(memory, back.wrapping_sub(4));
-    let stub = stub(memory, pc)
+    let called_from = |back: u64| stub_at(memory, back.wrapping_sub(4));
+    let stub = stub_at(memory, pc)
         .or_else(|| called_from(link).filter(|stub| (stub.begin..stub.handler_returns).contains(&pc)))
         .or_else(|| {
             let kept = [sp, sp.wrapping_add(HANDLER_FRAME)].into_iter().filter_map(&stack);
@@ -62,11 +62,11 @@ pub fn called_at<M: ReadMemory>(memory: &M, pc: u64, link: u64) -> Option<u64> {
 
 /// The lowest byte of the exit whose stub begins at an address. A stub that leads to another trace tells nothing.
 pub fn exit_byte_at<M: ReadMemory>(memory: &M, address: u64) -> Option<u8> {
-    stub(memory, address).map(|stub| stub.exit as u8)
+    stub_at(memory, address).map(|stub| stub.exit as u8)
 }
 
 /// The stub at an address: a `bl` to the beginning of all stubs of its trace. The exits are counted from there.
-fn stub<M: ReadMemory>(memory: &M, address: u64) -> Option<Stub> {
+fn stub_at<M: ReadMemory>(memory: &M, address: u64) -> Option<Stub> {
     /// `str x30, [sp]`, which all stubs begin with.
     const BEGIN: u32 = 0xf900_03fe;
     let call: u32 = memory.read(address).ok()?;
