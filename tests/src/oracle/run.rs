@@ -95,7 +95,7 @@ pub fn record(host: &Host, program: &Program, settings: Settings, folder: &Path)
     let mut workload = Workload::spawn(&mut command).with_context(|| format!("seed {}", program.seed))?;
     let output = folder.join("oracle.pb.gz");
     workload.go()?;
-    let mut tracer = Tracer::start([
+    let arguments = [
         "--pid".to_owned(),
         workload.pid().to_string(),
         "--duration".into(),
@@ -106,7 +106,10 @@ pub fn record(host: &Host, program: &Program, settings: Settings, folder: &Path)
         "--force".into(),
         "-o".into(),
         output.to_string_lossy().into_owned(),
-    ])?;
+    ];
+    // What samples cost in an emulated machine says nothing, and would leave few of them.
+    let no_limit = (crate::slower() > 1).then(|| "--no-limit".to_owned());
+    let mut tracer = Tracer::start(arguments.into_iter().chain(no_limit))?;
     tracer.wait_until_attached()?;
     let attached = Instant::now();
     let outcome = tracer.wait()?;
