@@ -2,8 +2,8 @@
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::nginx::Nginx;
-use lj_trace_tests::slower;
 use lj_trace_tests::programs::{ALL, LUAJIT, LUAJIT2, Program, TARANTOOL};
+use lj_trace_tests::slower;
 use lj_trace_tests::source::{definition_of, line_of};
 use lj_trace_tests::tracer::{Tracer, run};
 use lj_trace_tests::workload::Workload;

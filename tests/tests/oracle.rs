@@ -8,8 +8,8 @@ use std::thread;
 use anyhow::{Result, anyhow, bail};
 use lj_trace_tests::oracle::generate::Interface;
 use lj_trace_tests::oracle::{Figures, Settings, generate, native, record, truth};
-use lj_trace_tests::slower;
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
+use lj_trace_tests::slower;
 
 /// The seeds whose programs are recorded with the JIT compiler on; `cargo xtask oracle` has more.
 const COMPILED: RangeInclusive<u64> = 1..=3;

@@ -4,7 +4,7 @@ use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 use lj_trace_probes::calibrate;
 use lj_trace_probes::mechanism::Mechanism;
-use lj_trace_probes::object::{ALL_WORK, NoBpfPrograms};
+use lj_trace_probes::object::{ALL_WORK, NoBpfPrograms, check_cpu_time};
 use lj_trace_probes::perf_event::{self, Clock};
 use lj_trace_probes::programs::{ProbeError, Programs, Wanted};
 use lj_trace_probes::session;
@@ -28,6 +28,9 @@ pub fn checks() -> Vec<Check> {
         return checks;
     }
     checks.extend([bpf_loop(), uprobe_multi(), uprobe_session(), clock()]);
+    if check_cpu_time().is_err() {
+        return checks;
+    }
     let nothing = Wanted::nothing();
     checks.push(programs("BPF sampler", Wanted { cpu: true, ..nothing }, Purpose::Sysprof));
     if !ALL_WORK {
@@ -46,6 +49,10 @@ fn version() -> Check {
     let found = format!("Linux {release} on {}", std::env::consts::ARCH);
     if ALL_WORK {
         return check("kernel", Verdict::Ok, found);
+    }
+    if let Err(reason) = check_cpu_time() {
+        let found = format!("{found}: {reason}");
+        return check("kernel", Verdict::Problem, found).fix("record on an x86-64 machine").affects(&BOTH);
     }
     let found = format!("{found}: {}", NoBpfPrograms::OnlyCpuTime);
     check("kernel", Verdict::Problem, found).fix("record memory on an x86-64 machine").affects(&[Purpose::Memprof])

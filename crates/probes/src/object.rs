@@ -19,6 +19,9 @@ pub enum NoBpfPrograms {
     /// It was built without them, as a plain `cargo build` does.
     #[error("this lj-trace was built without its BPF programs: build it with `cargo xtask build`")]
     NotBuilt,
+    /// They were not tried enough on its processor.
+    #[error("recording is not supported on {arch} yet: `list`, `dump`, `heap` and `jit` work there", arch = std::env::consts::ARCH)]
+    NotTried,
     /// Those that are wanted do not work on its processor.
     #[error("only CPU time is recorded on {arch} yet (--mode sysprof)", arch = std::env::consts::ARCH)]
     OnlyCpuTime,
@@ -26,6 +29,17 @@ pub enum NoBpfPrograms {
 
 /// Whether all BPF programs work on this processor, and not only the CPU sampler.
 pub const ALL_WORK: bool = arch::HAS_ALL_PROGRAMS;
+
+/// Set by tests, where the CPU sampler works but was not tried enough for users.
+const UNTRIED: &str = "LJ_TRACE_TEST_UNTRIED";
+
+/// Whether CPU time may be recorded on this processor.
+///
+/// # Errors
+/// [`NoBpfPrograms::NotTried`] if it may not.
+pub fn check_cpu_time() -> Result<(), NoBpfPrograms> {
+    if ALL_WORK || std::env::var_os(UNTRIED).is_some() { Ok(()) } else { Err(NoBpfPrograms::NotTried) }
+}
 
 /// The compiled BPF programs.
 ///

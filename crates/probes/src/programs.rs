@@ -491,6 +491,7 @@ impl Programs {
 
 /// Whether time off the CPU can be recorded, if that is wanted.
 fn check(wanted: Wanted) -> Result<(), ProbeError> {
+    object::check_cpu_time()?;
     if !object::ALL_WORK && !wanted.is_cpu_time() {
         return Err(NoBpfPrograms::OnlyCpuTime.into());
     }

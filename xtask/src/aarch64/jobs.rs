@@ -77,7 +77,10 @@ mod tests {
         for (test, _) in LEFT_OUT {
             let (name, test) = test.split_once("::").unwrap();
             let text = std::fs::read_to_string(file(name)).unwrap();
-            assert!((FILES.contains(&name) || RECORDING.contains(&name)) && text.contains(&format!("fn {test}()")), "there is no {name}::{test}");
+            assert!(
+                (FILES.contains(&name) || RECORDING.contains(&name)) && text.contains(&format!("fn {test}()")),
+                "there is no {name}::{test}"
+            );
         }
     }
 }

@@ -60,6 +60,7 @@ pub fn test(filter: Option<&str>, minutes: u64) -> Result<()> {
     let environment = [
         ("LJ_TRACE_BIN", binary.display().to_string()),
         ("LJ_TRACE_TEST_WITHOUT", WITHOUT.to_owned()),
+        ("LJ_TRACE_TEST_UNTRIED", "1".to_owned()),
         ("LJ_TRACE_TEST_ORACLE_LIBRARIES", folder.display().to_string()),
         ("CARGO_TARGET_DIR", root.target.to_owned()),
         ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),

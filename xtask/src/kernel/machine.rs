@@ -54,7 +54,9 @@ impl Processor {
             // or go, `perf_sched_events` is switched, in `__schedule`.
             Self::X86_64 => &["-accel", "tcg,thread=single", "-cpu", "max"],
             // Here the kernel changes one instruction at a time.
-            Self::Aarch64 => &["-machine", "virt,gic-version=3", "-accel", "tcg,thread=multi", "-cpu", "neoverse-n1,pmu=off"],
+            Self::Aarch64 => {
+                &["-machine", "virt,gic-version=3", "-accel", "tcg,thread=multi", "-cpu", "neoverse-n1,pmu=off"]
+            }
         }
     }
 

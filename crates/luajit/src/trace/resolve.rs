@@ -203,7 +203,8 @@ fn locate<M: ReadMemory>(memory: &M, hit: &Hit<'_>) -> Result<(Sought, Spot), No
     let Some((frame, region)) = innermost(hit.native) else { return Err(NoTrace::Leaving) };
     if number.is_none()
         && !frame.is_return
-        && let Some(TraceExit { code, number, exit }) = left_by(memory, &header.registers, |address| hit.stack.read(address).ok())
+        && let Some(TraceExit { code, number, exit }) =
+            left_by(memory, &header.registers, |address| hit.stack.read(address).ok())
     {
         return Ok((Sought::Address(code, Some(number)), Spot::Exit(exit)));
     }

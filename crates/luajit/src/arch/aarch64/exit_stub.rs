@@ -137,7 +137,9 @@ mod tests {
             let number = START + 4 + 4 * call.len() as u64;
             let stub = number + 4 + 4 * exit;
             let at = |pc: u64, link: u64, kept: [(u64, u64); 1]| {
-                left_by(&memory, (pc, 0x8000, link), |address| kept.iter().find(|kept| kept.0 == address).map(|kept| kept.1))
+                left_by(&memory, (pc, 0x8000, link), |address| {
+                    kept.iter().find(|kept| kept.0 == address).map(|kept| kept.1)
+                })
             };
             let nothing = [(0, 0)];
             let left = Some(TraceExit { code: START - 12, number: 77, exit: exit as u16 });

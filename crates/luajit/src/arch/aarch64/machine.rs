@@ -193,34 +193,34 @@ mod tests {
             Add, Compare, Divide, Integer, Multiply, Other, Round, SquareRoot, Subtract, SwapBytes,
         };
         let cases = [
-            (0x1e62_2820_u32, Add),        // fadd d0, d1, d2
-            (0x1f42_0c20, Add),          // fmadd d0, d1, d2, d3
-            (0x1e62_3820, Subtract),     // fsub d0, d1, d2
-            (0x1f42_8c20, Subtract),     // fmsub d0, d1, d2, d3
-            (0x1f62_8c20, Subtract),     // fnmsub d0, d1, d2, d3
-            (0x1e62_0820, Multiply),     // fmul d0, d1, d2
-            (0x1e62_1820, Divide),       // fdiv d0, d1, d2
-            (0x1e61_c020, SquareRoot),   // fsqrt d0, d1
-            (0x1e65_4020, Round),        // frintm d0, d1
-            (0x1e62_2020, Compare),      // fcmp d1, d2
-            (0x1e60_2028, Compare),      // fcmp d1, #0.0
-            (0xeb02_003f, Compare),      // cmp x1, x2
-            (0x7100_043f, Compare),      // cmp w1, #1
-            (0xb100_043f, Compare),      // cmn x1, #1
-            (0x7200_003f, Compare),      // tst w1, #1
-            (0x6a02_003f, Compare),      // tst w1, w2
-            (0x0b02_0020, Integer),      // add w0, w1, w2
-            (0x8b22_4020, Integer),      // add x0, x1, w2, uxtw
-            (0x4b02_0020, Integer),      // sub w0, w1, w2
-            (0x1b02_7c20, Integer),      // mul w0, w1, w2
-            (0x9b22_7c20, Integer),      // smull x0, w1, w2
-            (0x9100_0420, Other),        // add x0, x1, #1
-            (0x2b02_0020, Other),        // adds w0, w1, w2
-            (0x5ac0_0820, SwapBytes),    // rev w0, w1
-            (0xaa01_03e0, Other),        // mov x0, x1
-            (0x1e60_4020, Other),        // fmov d0, d1
-            (0x9a82_0020, Other),        // csel x0, x1, x2, eq
-            (0xd280_0020, Other),        // mov x0, #1
+            (0x1e62_2820_u32, Add),    // fadd d0, d1, d2
+            (0x1f42_0c20, Add),        // fmadd d0, d1, d2, d3
+            (0x1e62_3820, Subtract),   // fsub d0, d1, d2
+            (0x1f42_8c20, Subtract),   // fmsub d0, d1, d2, d3
+            (0x1f62_8c20, Subtract),   // fnmsub d0, d1, d2, d3
+            (0x1e62_0820, Multiply),   // fmul d0, d1, d2
+            (0x1e62_1820, Divide),     // fdiv d0, d1, d2
+            (0x1e61_c020, SquareRoot), // fsqrt d0, d1
+            (0x1e65_4020, Round),      // frintm d0, d1
+            (0x1e62_2020, Compare),    // fcmp d1, d2
+            (0x1e60_2028, Compare),    // fcmp d1, #0.0
+            (0xeb02_003f, Compare),    // cmp x1, x2
+            (0x7100_043f, Compare),    // cmp w1, #1
+            (0xb100_043f, Compare),    // cmn x1, #1
+            (0x7200_003f, Compare),    // tst w1, #1
+            (0x6a02_003f, Compare),    // tst w1, w2
+            (0x0b02_0020, Integer),    // add w0, w1, w2
+            (0x8b22_4020, Integer),    // add x0, x1, w2, uxtw
+            (0x4b02_0020, Integer),    // sub w0, w1, w2
+            (0x1b02_7c20, Integer),    // mul w0, w1, w2
+            (0x9b22_7c20, Integer),    // smull x0, w1, w2
+            (0x9100_0420, Other),      // add x0, x1, #1
+            (0x2b02_0020, Other),      // adds w0, w1, w2
+            (0x5ac0_0820, SwapBytes),  // rev w0, w1
+            (0xaa01_03e0, Other),      // mov x0, x1
+            (0x1e60_4020, Other),      // fmov d0, d1
+            (0x9a82_0020, Other),      // csel x0, x1, x2, eq
+            (0xd280_0020, Other),      // mov x0, #1
         ];
         for (word, operation) in cases {
             let [machine] = decode(0, &word.to_le_bytes())[..] else { panic!("{word:#x}") };

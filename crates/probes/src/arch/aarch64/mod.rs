@@ -1,4 +1,4 @@
-//! AArch64 (arm64). CPU time is recorded on it, allocations are not yet.
+//! AArch64 (arm64). CPU time is recorded on it by tests, allocations are not yet.
 
 mod instruction;
 mod machine;
