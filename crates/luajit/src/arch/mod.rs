@@ -23,7 +23,7 @@
 
 mod instruction;
 
-pub use instruction::{Machine, MachineAction, MachineOperation, TraceExit};
+pub use instruction::{Machine, MachineAction, MachineOperation, TakenExit};
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
