@@ -70,7 +70,7 @@ pub enum MachineAction {
 
 /// An exit by which a trace is being left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TakenExit {
+pub struct ExitStub {
     /// An address in the trace's code.
     pub code: u64,
     /// The number of the trace.

@@ -23,7 +23,7 @@
 
 mod instruction;
 
-pub use instruction::{Machine, MachineAction, MachineOperation, TakenExit};
+pub use instruction::{ExitStub, Machine, MachineAction, MachineOperation};
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -22,7 +22,7 @@ use super::exit_frames::{NotKnown, restored};
 use super::functions::{Callee, TraceFunctions};
 use super::stacks::NOWHERE;
 use crate::Vm;
-use crate::arch::{TakenExit, called_at, exit_at, exit_in_handler, has_left_its_frame, left_by};
+use crate::arch::{ExitStub, called_at, exit_at, exit_in_handler, has_left_its_frame, left_by};
 use crate::object::field;
 
 /// What is known of the frames within a trace.
@@ -203,7 +203,7 @@ fn locate<M: ReadMemory>(memory: &M, hit: &Hit<'_>) -> Result<(Sought, Spot), No
     let Some((frame, region)) = innermost(hit.native) else { return Err(NoTrace::Leaving) };
     if number.is_none()
         && !frame.is_return
-        && let Some(TakenExit { code, number, exit }) =
+        && let Some(ExitStub { code, number, exit }) =
             left_by(memory, &header.registers, |address| hit.stack.read(address).ok())
     {
         return Ok((Sought::Address(code, Some(number)), Spot::Exit(exit)));

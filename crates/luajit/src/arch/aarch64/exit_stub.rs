@@ -8,7 +8,7 @@
 
 use lj_trace_common::memory::ReadMemory;
 
-use crate::arch::instruction::TakenExit;
+use crate::arch::instruction::ExitStub;
 
 /// What the handler takes from the stack at once (`vm_exit_handler`).
 const HANDLER_FRAME: u64 = 512;
@@ -38,7 +38,7 @@ pub fn left_by<M: ReadMemory>(
     memory: &M,
     (pc, sp, link): (u64, u64, u64),
     stack: impl Fn(u64) -> Option<u64>,
-) -> Option<TakenExit> {
+) -> Option<ExitStub> {
     let called_from = |back: u64| stub_at(memory, back.wrapping_sub(4));
     let stub = stub_at(memory, pc)
         .or_else(|| called_from(link).filter(|stub| (stub.begin..stub.handler_returns).contains(&pc)))
@@ -49,7 +49,7 @@ pub fn left_by<M: ReadMemory>(
     // The end of the code may be filled up (`asm_tail_fixup`).
     let ends = (1..=4).map(|back| stub.begin.wrapping_sub(4 * back));
     let code = ends.into_iter().find(|end| memory.read::<u32>(*end).is_ok_and(|word| word != NOP))?;
-    Some(TakenExit { code, number: stub.number, exit: u16::try_from(stub.exit).ok()? })
+    Some(ExitStub { code, number: stub.number, exit: u16::try_from(stub.exit).ok()? })
 }
 
 /// Where in a trace a function of the VM's own code was called, which runs at `pc`: its callers leave the return address in the
@@ -142,7 +142,7 @@ mod tests {
                 })
             };
             let nothing = [(0, 0)];
-            let left = Some(TakenExit { code: START - 12, number: 77, exit: exit as u16 });
+            let left = Some(ExitStub { code: START - 12, number: 77, exit: exit as u16 });
             assert_eq!(at(stub, 0, nothing), left);
             assert_eq!(at(START, stub + 4, nothing), left);
             assert_eq!(at(number - 4, stub + 4, nothing), left);

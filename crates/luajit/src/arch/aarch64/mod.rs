@@ -5,7 +5,7 @@ use lj_trace_common::event::SampledRegisters;
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 
-use crate::arch::instruction::TakenExit;
+use crate::arch::instruction::ExitStub;
 
 mod exit_stub;
 mod machine;
@@ -34,7 +34,7 @@ pub fn left_by<M: ReadMemory>(
     memory: &M,
     registers: &SampledRegisters,
     stack: impl Fn(u64) -> Option<u64>,
-) -> Option<TakenExit> {
+) -> Option<ExitStub> {
     let [pc, sp, link] = [Register::Pc, Register::Sp, Register::X30].map(|register| registers[register as usize]);
     exit_stub::left_by(memory, (pc, sp, link), stack)
 }

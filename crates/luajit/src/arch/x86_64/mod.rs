@@ -4,7 +4,7 @@ use lj_trace_common::event::SampledRegisters;
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 
-use crate::arch::instruction::TakenExit;
+use crate::arch::instruction::ExitStub;
 
 mod exit_stub;
 mod machine;
@@ -28,7 +28,7 @@ pub fn left_by<M: ReadMemory>(
     _memory: &M,
     _registers: &SampledRegisters,
     _stack: impl Fn(u64) -> Option<u64>,
-) -> Option<TakenExit> {
+) -> Option<ExitStub> {
     None
 }
 
