@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn what_is_named_exists() {
-        let file = |name: &str| crate::paths::root().join("tests/tests").join(name).with_extension("rs");
+        let file = |name: &str| paths::root().join("tests/tests").join(name).with_extension("rs");
         for name in FILES.into_iter().chain(RECORDING) {
             assert!(file(name).is_file(), "{name}");
         }
