@@ -152,6 +152,19 @@ impl OffCpuRecorded {
         self.folded.samples() as f64 / 1e9
     }
 
+    /// Seconds of which lj-trace says that it does not know whether threads waited: some kernels run no BPF programs while a
+    /// process that they hide is the current one.
+    pub fn unseen(&self) -> f64 {
+        let lines =
+            self.outcome.stderr.lines().filter_map(|line| line.strip_prefix("LOST: ")?.split_once(" s not known"));
+        lines.filter_map(|(seconds, _)| seconds.parse::<f64>().ok()).sum()
+    }
+
+    /// Whether it says that it lost something else.
+    pub fn has_lost(&self) -> bool {
+        self.outcome.stderr.lines().any(|line| line.contains("LOST") && !line.contains(" s not known to be waits"))
+    }
+
     /// Seconds off the CPU of all stacks.
     pub fn seconds_off(&self) -> f64 {
         self.seconds_with("[blocked: ") + self.seconds_with("[waiting for a CPU")

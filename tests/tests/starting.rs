@@ -151,23 +151,25 @@ fn a_program_outlives_an_lj_trace_that_is_killed() -> Result<()> {
     let [output, said] = ["cpu.folded", "said"].map(|name| folder.path().join(name));
     let mark = folder.path().display().to_string();
     let mut begun = 0;
-    for milliseconds in [2, 10, 25, 60, 100, 150, 400] {
+    // It forks after some milliseconds: how many differs, so it is killed often about then.
+    let early = (0..40_u64).map(|turn| 500 + 250 * turn);
+    for microseconds in early.chain([25_000, 60_000, 100_000, 150_000, 400_000]) {
         let mut command = Command::new(binary());
         command.args(["--quiet", "--force", "-o"]).arg(&output).args(["--", &luajit()?, &script(), "100", "0", &mark]);
         let mut tracer = command.stdout(std::fs::File::create(&said)?).stderr(std::process::Stdio::null()).spawn()?;
-        std::thread::sleep(Duration::from_millis(milliseconds));
+        std::thread::sleep(Duration::from_micros(microseconds));
         tracer.kill()?;
         tracer.wait()?;
         let killed = std::time::Instant::now();
         while is_running(&mark)? {
             ensure!(
                 killed.elapsed() < lj_trace_tests::patience(10),
-                "killed after {milliseconds} ms: it is still there"
+                "killed after {microseconds} us: it is still there"
             );
             std::thread::sleep(Duration::from_millis(20));
         }
         let said = std::fs::read_to_string(&said)?;
-        ensure!(said.is_empty() || said == "begins\nends\n", "killed after {milliseconds} ms: {said:?}");
+        ensure!(said.is_empty() || said == "begins\nends\n", "killed after {microseconds} us: {said:?}");
         begun += u32::from(!said.is_empty());
     }
     ensure!(begun > 0, "no program has begun within 400 ms");

@@ -76,6 +76,31 @@ fn groups(name: CString, gid: libc::gid_t) -> Vec<libc::gid_t> {
     if groups.is_empty() { vec![gid] } else { groups }
 }
 
+/// Has this process's parent trace it, which is to be `parent`. Should that be killed meanwhile, the process would belong to
+/// init, which would trace it, and never let it go: then it is killed as well, before it executes anything. It allocates
+/// nothing.
+fn be_traced_by(parent: libc::pid_t) -> io::Result<()> {
+    let dies_with_parent = |signal: libc::c_int| {
+        // SAFETY: the option takes a signal's number.
+        match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal as libc::c_ulong) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    };
+    dies_with_parent(libc::SIGKILL)?;
+    // SAFETY: it takes nothing, and always succeeds.
+    if unsafe { libc::getppid() } != parent {
+        return Err(io::ErrorKind::BrokenPipe.into());
+    }
+    let nothing = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: the request has no arguments.
+    if unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, nothing, nothing) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // From here on the kernel lets it go when lj-trace ends, and it outlives that.
+    dies_with_parent(0)
+}
+
 impl StartedProgram {
     /// Starts a command, and stops it before its first instruction. Under sudo(8) it belongs to the caller, unless it is to run
     /// `as_root`.
@@ -88,6 +113,7 @@ impl StartedProgram {
         let mut command = Command::new(file);
         command.args(arguments);
         let caller = if as_root { None } else { Caller::of_sudo() };
+        let parent = std::process::id().cast_signed();
         if let Some(caller) = &caller {
             command.env("HOME", &caller.home).env("USER", &caller.name).env("LOGNAME", &caller.name);
         }
@@ -96,12 +122,7 @@ impl StartedProgram {
             // SAFETY: the default is a valid disposition.
             unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_DFL) };
             caller.as_ref().map_or(Ok(()), Caller::become_it)?;
-            let nothing = std::ptr::null_mut::<libc::c_void>();
-            // SAFETY: the request has no arguments.
-            match unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, nothing, nothing) } {
-                -1 => Err(io::Error::last_os_error()),
-                _ => Ok(()),
-            }
+            be_traced_by(parent)
         };
         // SAFETY: between fork and exec it makes system calls alone, and allocates nothing.
         unsafe { command.pre_exec(prepare) };

@@ -1,8 +1,7 @@
 //! Looks for the names of functions in a thread of its own.
 //!
-//! In a heap of a million functions the first name takes seconds, since it walks over the list of all objects. Whoever drains
-//! events does not wait for it: he is patient for some milliseconds, which is enough in most programs, and gets what takes longer
-//! later.
+//! In a heap of a million functions the first name takes seconds, since the search walks over the list of all objects. Draining
+//! does not wait for that: it waits for some milliseconds, which is enough in most programs. What takes longer comes later.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
