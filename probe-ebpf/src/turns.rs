@@ -4,7 +4,6 @@
 //! resolver of the C library waits for answers with poll, and blocks the loop meanwhile): those of a thread that has used epoll
 //! are none of its loop, nor are those that are called from deeper on the stack than others, unless only these come.
 
-use core::arch::asm;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 
@@ -22,7 +21,7 @@ use lj_trace_common::off_cpu::{
 use lj_trace_common::turn::{DEEPER, DEEPER_WAITS, EndedTurn, LENGTHS, LoopCall, TURN_ENDED, step_of};
 
 use crate::arch;
-use crate::count::add_to;
+use crate::count::{add_to, below_256};
 use crate::maps::{OFF_CPU_THREADS, SAMPLES, TURN_LENGTHS};
 use crate::off_cpu::{forget, known, make, note_unseen};
 use crate::scratch::PAYLOAD;
@@ -206,10 +205,8 @@ fn end_turn(process: &OffCpuProcess, entry: &mut OffCpuThread, tid: u32, has_exi
         note_unseen(entry, ended);
     }
     let Some(lengths) = TURN_LENGTHS.get_ptr_mut(process.number) else { return };
-    let mut step = step_of(length);
     const { assert!(LENGTHS == 256) };
-    // SAFETY: an instruction on a number. What the compiler knows of it, and so leaves out, the verifier of Linux 6.1 does not.
-    unsafe { asm!("{0} &= 255", inout(reg) step, options(nomem, nostack, pure)) };
+    let step = below_256(step_of(length));
     // SAFETY: the entry is there as long as the program; other threads add to the same counters atomically.
     unsafe {
         let place = (&raw mut (*lengths).turns).cast::<u64>();
