@@ -12,7 +12,7 @@ use crate::paths;
 /// What the script's lines begin with: all else on the console is the kernel's.
 pub const MARK: &str = "@@ ";
 
-/// The status of a test that says `NOT RUN`, and why.
+/// The status of a test that says `NOT RUN` or `not tested`, and why.
 pub const NOT_RUN: &str = "not-run";
 
 /// How slow a machine is.
@@ -80,7 +80,7 @@ fn script(environment: &[(&str, String)], jobs: &Jobs, times: Times) -> String {
              echo '{MARK}begin {file} {name}'\n\
              timeout --kill-after=5 {limit} {binary} --exact '{file}::{name}' --test-threads=1 --nocapture > /tmp/output 2>&1\n\
              status=$?\n\
-             reason=$(grep -o 'NOT RUN: .*' /tmp/output)\n\
+             reason=$(grep -oE '(NOT RUN|not tested): .*' /tmp/output)\n\
              if [ $status != 0 ]; then {{ grep -m1 -A3 -E '{WHY}' /tmp/output; tail -{SHOWN} /tmp/output; }} | sed 's/^/{MARK}| /'\n\
              elif [ -n \"$reason\" ]; then status={NOT_RUN}; echo \"{MARK}| $reason\"; fi\n\
              echo \"{MARK}end {file} {name} $status $(($(date +%s) - began))\""
