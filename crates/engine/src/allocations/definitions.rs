@@ -169,10 +169,8 @@ impl Definitions {
         let is_known = self.search.ask_and_wait(wanted, place, |name| found.push(name), is_it);
         let name = found.iter().find(|name| is_it(name)).and_then(|found| found.name.clone());
         found.into_iter().for_each(|name| self.take_in(name));
-        match is_known {
-            Some(true) => {}
-            Some(false) => drop(self.missed.insert(address, meaning)),
-            None => self.search.refuse(),
+        if is_known == Some(false) {
+            self.missed.insert(address, meaning);
         }
         name
     }
