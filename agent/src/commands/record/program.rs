@@ -1,7 +1,8 @@
 //! `lj-trace -- COMMAND`: starts a program, and records it from its first instruction.
 //!
 //! It is traced (ptrace(2)) until it executes its program: the kernel stops it there, before the first instruction. Once all
-//! is attached, it is let go, and traced no more. Should lj-trace end before, however that happens, the kernel lets it go.
+//! is attached, it is let go, and traced no more. Should lj-trace end before, however that happens, the kernel lets it go,
+//! or ends it where it is not traced yet: it never stands still.
 
 use std::ffi::{CString, OsString};
 use std::io;
