@@ -132,7 +132,7 @@ fn write_blocker(f: &mut fmt::Formatter<'_>, place: usize, blocker: &Blocker, na
         write!(f, "{}; ", if blocker.turn.exited == 0 { "it has not ended" } else { "its thread exited in it" })?;
     }
     let Some(blame) = &blocker.blame else {
-        let why = if blocker.kind() == BlockerKind::Unknown { "[not known]" } else { "[no sample was taken of it]" };
+        let why = if blocker.samples == 0 { "[no sample was taken of it]" } else { "[not known]" };
         return writeln!(f, "{why}");
     };
     if blocker.is_of_many() {

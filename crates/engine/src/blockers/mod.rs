@@ -31,7 +31,7 @@ pub struct Blocker {
     pub entries: usize,
     /// The longest of these: its share of the turn as samples have it, from 0 to 1.
     pub longest_entry: f64,
-    /// Where it was; [`None`] without samples.
+    /// Where it was; [`None`] without samples, or if the kernel did not show what most of it was.
     pub blame: Option<Blame>,
     /// For how many nanoseconds samples stand that there was no room for.
     pub beyond: u64,
