@@ -162,11 +162,16 @@ fn check(name: &'static str) -> Result<()> {
         ensure!(life.parts < 0.2, "{mark}: {life:?}");
     }
     println!("{name}: the list's slots: {:?}", run.of("list")?);
-    // Dead at the next flip, but for those that are in use right then: the first hash part is replaced by the larger one.
+    // Dead at the next flip, but for those that are in use right then: a string that is made as the mark phase begins or ends,
+    // and the first hash part, which is replaced by the larger one. Such are rare, but what is followed of a source counts
+    // as few objects of equal weight where events were drained at long intervals: one survivor may stand for 6%. So a share
+    // is only wrong that is too large by three deviations, one and a half times the error that is told.
     for mark in MORTAL {
         let life = run.of(mark)?;
-        let cycles = life.cycles.with_context(|| format!("{mark}: none has died: {life:?}"))?.value;
-        ensure!((1.0..1.05).contains(&cycles) && life.survival[0] < 0.05, "{mark}: {life:?}");
+        let cycles = life.cycles.with_context(|| format!("{mark}: none has died: {life:?}"))?;
+        let error = cycles.error.with_context(|| format!("{mark}: an error is told: {life:?}"))?;
+        let most = 0.05 + 1.5 * error;
+        ensure!((0.0..most).contains(&(cycles.value - 1.0)) && life.survival[0] < most, "{mark}: {life:?}");
     }
     let cycles = cache.cycles.with_context(|| format!("none of the cache has died: {cache:?}"))?;
     let (truth, some) = run.truth(CACHED);

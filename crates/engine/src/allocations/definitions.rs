@@ -100,6 +100,10 @@ impl Finder for HeapNames {
         }
     }
 
+    fn address(found: &FoundName) -> u64 {
+        found.proto
+    }
+
     fn forget(&mut self, address: u64) {
         self.namer.forget(address);
     }
