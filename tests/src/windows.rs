@@ -6,7 +6,7 @@ use lj_trace_probes::mechanism::Mechanism;
 pub fn are_possible() -> bool {
     let possible = Mechanism::detect() == Mechanism::Multi;
     if !possible {
-        println!("NOT RUN: this kernel has no uprobe_multi links, which windows are made of");
+        crate::skips::skip("this kernel has no uprobe_multi links, which windows are made of");
     }
     possible
 }

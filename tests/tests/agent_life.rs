@@ -14,6 +14,7 @@ use lj_trace_tests::disk::SmallDisk;
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::profiles::{Profiling, cut_off, whole};
 use lj_trace_tests::programs::{LUAJIT, Program};
+use lj_trace_tests::skips;
 use lj_trace_tests::tracer::{Tracer, binary, exit_code};
 use lj_trace_tests::workload::{SERVICE, STORM, Workload, compile};
 
@@ -273,9 +274,8 @@ fn can_be_preloaded() -> Result<bool> {
 #[test]
 fn the_clock_jumps() -> Result<()> {
     if !can_be_preloaded()? {
-        println!(
-            "NOT RUN: this lj-trace is a static binary, whose clock cannot be replaced: set LJ_TRACE_BIN to one of \
-             `cargo xtask build --debug`"
+        skips::skip(
+            "a static binary's clock cannot be replaced (set LJ_TRACE_BIN to one of `cargo xtask build --debug`)",
         );
         return Ok(());
     }

@@ -9,6 +9,7 @@ use lj_trace_tests::folded::Folded;
 use lj_trace_tests::hosts::lua;
 use lj_trace_tests::profiles::Profiling;
 use lj_trace_tests::programs::{LUAJIT, Program, folder as package_folder};
+use lj_trace_tests::skips;
 use lj_trace_tests::tracer::{Tracer, binary, exit_code};
 use lj_trace_tests::workload::{SERVICE, Workload};
 
@@ -84,7 +85,7 @@ fn a_program_in_a_root_of_its_own() -> Result<()> {
 #[test]
 fn a_program_on_an_overlay() -> Result<()> {
     if !fs::read_to_string("/proc/filesystems")?.lines().any(|line| line.ends_with("\toverlay")) {
-        println!("NOT RUN: this kernel has no overlay file systems");
+        skips::skip("this kernel has no overlay file systems");
         return Ok(());
     }
     // As in a container's image: the program is in a lower layer, its script was changed in the upper one.
@@ -188,7 +189,7 @@ fn lj_trace_in_another_container_than_the_program() -> Result<()> {
 #[test]
 fn lj_trace_with_a_clock_of_its_own() -> Result<()> {
     if !Path::new("/proc/self/ns/time").exists() {
-        println!("NOT RUN: this kernel has no time namespaces");
+        skips::skip("this kernel has no time namespaces");
         return Ok(());
     }
     let program = Program::find(LUAJIT).expect("the demo's luajit is everywhere");

@@ -16,14 +16,21 @@ use lj_trace_luajit::{FindError, FirstVms, find_first_vms};
 use lj_trace_process::started::StartedProcesses;
 use lj_trace_process::{Maps, Process, TargetError, proc_file};
 use lj_trace_profile::Resource;
+use tokio::sync::Notify;
 
 use super::chosen::ChosenProcesses;
 use super::config::AgentConfig;
 use super::metadata::{self, ContainerAttributes, HostAttributes};
 use crate::host::CodeFiles;
 
-/// How often it is looked for new processes.
+/// How often it is looked for new processes while some start.
 const INTERVAL: Duration = Duration::from_millis(20);
+
+/// The same where none has started for some time.
+const QUIET_INTERVAL: Duration = Duration::from_millis(50);
+
+/// That time.
+const QUIET: Duration = Duration::from_secs(2);
 
 /// After so long it is looked for new processes again, whatever is left to look at.
 const LONGEST_ROUND: Duration = Duration::from_millis(40);
@@ -73,6 +80,8 @@ pub struct Discovery {
 
 struct Shared {
     goes_on: AtomicBool,
+    /// Something was found.
+    something: Notify,
     /// Those that are looked at again as if they had just started.
     again: Mutex<Vec<Again>>,
     found: Mutex<DiscoveryState>,
@@ -97,8 +106,12 @@ impl Discovery {
         host: HostAttributes,
     ) -> std::io::Result<Self> {
         let (sender, candidates) = mpsc::sync_channel(MOST_WAITING);
-        let shared =
-            Arc::new(Shared { goes_on: AtomicBool::new(true), again: Mutex::default(), found: Mutex::default() });
+        let shared = Arc::new(Shared {
+            goes_on: AtomicBool::new(true),
+            something: Notify::new(),
+            again: Mutex::default(),
+            found: Mutex::default(),
+        });
         let mut look = Look {
             config,
             containers,
@@ -106,6 +119,7 @@ impl Discovery {
             files: CodeFiles::default(),
             seen: HashMap::new(),
             next_due: Instant::now(),
+            last_start: Instant::now(),
             started: StartedProcesses::default(),
             period: 0,
             shared: Arc::clone(&shared),
@@ -115,13 +129,18 @@ impl Discovery {
             while look.shared.goes_on.load(Ordering::Relaxed) {
                 match look.round(Instant::now()) {
                     None => return,
-                    Some(Round::Done) => thread::sleep(INTERVAL),
+                    Some(Round::Done) => thread::sleep(look.interval()),
                     Some(Round::MoreIsDue) => {}
                 }
             }
         };
         thread::Builder::new().name("discovery".to_owned()).spawn(work)?;
         Ok(Self { candidates, shared })
+    }
+
+    /// Ends when a process was found.
+    pub async fn finds(&self) {
+        self.shared.something.notified().await;
     }
 
     /// A process that was found since, if there is one.
@@ -191,6 +210,8 @@ struct Look {
     seen: HashMap<u32, Seen>,
     /// Before that, none of them is due.
     next_due: Instant,
+    /// When a process was seen last that had just started.
+    last_start: Instant,
     started: StartedProcesses,
     /// Of [`ChosenProcesses`].
     period: u64,
@@ -218,6 +239,11 @@ enum Outcome {
 }
 
 impl Look {
+    /// After a round, the next one comes so much later.
+    fn interval(&self) -> Duration {
+        if self.last_start.elapsed() < QUIET { INTERVAL } else { QUIET_INTERVAL }
+    }
+
     /// One turn; [`None`] if nobody takes what it finds.
     fn round(&mut self, now: Instant) -> Option<Round> {
         let began = Instant::now();
@@ -277,6 +303,7 @@ impl Look {
     /// Finds out who has come and who has gone.
     fn meet(&mut self, now: Instant) {
         for process in self.started.look() {
+            self.last_start = now;
             self.add(process.pid, now);
         }
         let began = Instant::now();
@@ -311,6 +338,7 @@ impl Look {
             Outcome::FoundProcess(candidate) => {
                 lock(&self.shared.found).left_out.remove(&pid);
                 self.sender.send(*candidate).ok()?;
+                self.shared.something.notify_one();
                 Seen { state: State::Recorded, ..seen }
             }
             Outcome::Without(pages, has_code) => {

@@ -10,6 +10,14 @@ mod groups;
 pub mod metadata;
 mod metrics;
 mod own_usage;
+/// Ends when it is time for the next turn, or a process was found: it is not to wait, as it may exit soon.
+async fn next_turn(ticks: &mut Interval, discovery: &Discovery) {
+    tokio::select! {
+        _ = ticks.tick() => {}
+        () = discovery.finds() => {}
+    }
+}
+
 #[cfg(test)]
 mod packaged;
 mod ready;
@@ -25,6 +33,7 @@ use lj_trace_engine::{EngineError, Options, RecordTarget, Session};
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::Process;
 use tokio::signal::unix::Signal;
+use tokio::time::Interval;
 
 use chosen::ChosenProcesses;
 use config::AgentConfig;
@@ -159,16 +168,16 @@ impl<'a> Daemon<'a> {
                         }
                     }
                 }
-                _ = ticks.tick() => {
-                    self.turn();
-                    poll_interval::relax(&mut ticks, self.session.interval());
+                () = next_turn(&mut ticks, &self.discovery) => {
+                    let rest = if self.turn() { self.session.interval() } else { poll_interval::SHORTEST };
+                    poll_interval::relax(&mut ticks, rest);
                 }
             }
         }
     }
 
-    /// What is done all the time.
-    fn turn(&mut self) {
+    /// What is done all the time; false if processes wait that were found.
+    fn turn(&mut self) -> bool {
         // What fails for one process ends the recording of that one.
         if let Err(error) = self.session.drain() {
             say(Priority::Warning, &format!("lj-trace: {}", error.message));
@@ -178,7 +187,7 @@ impl<'a> Daemon<'a> {
             self.next_exits = now + EXITS_INTERVAL;
             self.end_over();
         }
-        self.attach();
+        let are_all_attached = self.attach();
         if now >= self.next_round {
             self.end_round();
             self.next_round = (self.next_round + self.config.interval).max(now);
@@ -197,13 +206,14 @@ impl<'a> Daemon<'a> {
         if let Some(metrics) = self.metrics.as_ref().filter(|metrics| metrics.is_asked()) {
             metrics.tell(self.numbers());
         }
+        are_all_attached
     }
 
-    fn attach(&mut self) {
+    /// Records what was found, for some time; whether that was all.
+    fn attach(&mut self) -> bool {
         let began = Instant::now();
-        while began.elapsed() < ATTACH_BUDGET
-            && let Some(FoundProcess { process, maps, found, resource }) = self.discovery.next()
-        {
+        while began.elapsed() < ATTACH_BUDGET {
+            let Some(FoundProcess { process, maps, found, resource }) = self.discovery.next() else { return true };
             let pid = process.pid();
             if self.is_full {
                 self.discovery.look_again(pid, RETRY);
@@ -222,6 +232,7 @@ impl<'a> Daemon<'a> {
                 self.discovery.look_again(pid, RETRY);
             }
         }
+        false
     }
 
     /// Parts with processes that have exited, or execute another program, or are not chosen any more.

@@ -11,6 +11,7 @@ use aya::programs::{BtfTracePoint, FEntry, FExit};
 use aya::{Btf, Ebpf};
 use lj_trace_common::off_cpu::{OffCpuProcess, OffCpuThread};
 use lj_trace_common::turn::{EndedTurn, LOOP_WAITS, LoopWait, TURN_ENDED, TurnLengths};
+use lj_trace_process::process::thread_state;
 use lj_trace_process::{Process, namespace};
 
 use super::arch::SYSTEM_CALL;
@@ -139,10 +140,12 @@ impl Turns {
         let mut ebpf = self.set.ebpf();
         let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return Vec::new() };
         let Ok(map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return Vec::new() };
-        let of = |entry: Result<(u32, OffCpuThread), _>| {
-            let (tid, of) = entry.ok().filter(|(_, of)| of.process == self.number && of.turn_began != 0)?;
-            // It may be off the CPU, since it began to wait.
-            let waits = if of.since > of.turn_began { now.saturating_sub(of.since) } else { 0 };
+        let is_own = |of: &OffCpuThread| of.process == self.number && of.turn_began != 0;
+        let before: Vec<_> = map.iter().filter_map(Result::ok).filter(|(_, of)| is_own(of)).collect();
+        let of = |(tid, before): (u32, OffCpuThread)| {
+            let state = thread_state(self.pid, tid);
+            let of = map.get(&tid, 0).ok().filter(is_own)?;
+            let (waits, unseen) = off_now(&before, state, &of, now);
             Some(EndedTurn {
                 mark: TURN_ENDED,
                 number: of.turn,
@@ -150,14 +153,14 @@ impl Turns {
                 ended: now,
                 waited: of.turn_waited + waits,
                 preempted: of.turn_preempted,
-                unseen: of.turn_unseen,
+                unseen: of.turn_unseen + unseen,
                 tid,
                 process: self.number,
                 exited: 0,
                 reserved: 0,
             })
         };
-        map.iter().filter_map(of).filter(|turn| turn.length() >= self.limits.over).collect()
+        before.into_iter().filter_map(of).filter(|turn| turn.length() >= self.limits.over).collect()
     }
 
     /// Another process may have had the number.
@@ -166,6 +169,20 @@ impl Turns {
         let mut map = Array::<_, TurnLengths>::try_from(map_mut(&mut ebpf, "TURN_LENGTHS")?)?;
         Ok(map.set(self.number, &TurnLengths::EMPTY, 0)?)
     }
+}
+
+/// For how many nanoseconds of its turn a thread has been off the CPU at `now`, and for how many it is not known whether it was:
+/// of a thread in this state, and what the kernel half knew of it before and after that was asked.
+///
+/// One that is off the CPU for the programs, and sleeps, has done so since then. One that runs or could may have been woken at
+/// any time, or have come back unseen.
+fn off_now(before: &OffCpuThread, state: Option<char>, after: &OffCpuThread, now: u64) -> (u64, u64) {
+    if after.since <= after.turn_began {
+        return (0, 0);
+    }
+    let off = now.saturating_sub(after.since);
+    let sleeps = !matches!(state, None | Some('R'));
+    if sleeps && before.since == after.since { (off, 0) } else { (0, off) }
 }
 
 impl Drop for Turns {
@@ -233,4 +250,24 @@ fn attach_end(ebpf: &mut Ebpf, name: &str, function: &str, types: &Btf) -> anyho
     program.load(function, types)?;
     let link = program.attach()?;
     Ok(LoopLink::End(program.take_link(link)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_sleeps_since_it_left_the_cpu_waits() {
+        let left = |since| OffCpuThread { since, turn_began: 1000, ..OffCpuThread::EMPTY };
+        let off = |before, state, after| off_now(&left(before), state, &left(after), 5000);
+        assert_eq!(off(0, Some('R'), 0), (0, 0), "it runs");
+        assert_eq!(off(900, Some('S'), 900), (0, 0), "before the turn");
+        for state in ['S', 'D', 'T'] {
+            assert_eq!(off(2000, Some(state), 2000), (3000, 0), "{state}");
+            assert_eq!(off(1500, Some(state), 2000), (0, 3000), "{state}: it came back in between");
+        }
+        for state in [Some('R'), None] {
+            assert_eq!(off(2000, state, 2000), (0, 3000), "{state:?}: it may run, unseen");
+        }
+    }
 }

@@ -313,6 +313,13 @@ fn status(pid: u32, key: &str) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
 }
 
+/// The state of a thread as a letter (proc(5)): `R` runs or could, `S` and `D` wait. [`None`] if it is gone, or nobody tells.
+pub fn thread_state(pid: u32, tid: u32) -> Option<char> {
+    let stat = proc_file::read(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    stat.get(stat.rfind(')')? + 1..)?.trim_start().chars().next()
+}
+
 /// The fields of `/proc/PID/stat` that matter here (proc(5)).
 struct Stat {
     state: char,

@@ -4,6 +4,7 @@
 use std::fs;
 
 use lj_trace_process::Process;
+use lj_trace_process::process::thread_state;
 use lj_trace_unwind::Registers;
 
 /// A thread of the target.
@@ -102,8 +103,7 @@ pub fn describe(state: char) -> &'static str {
 
 /// Whether a thread is stopped by whoever traces it.
 pub fn is_traced(pid: u32, tid: u32) -> bool {
-    let stat = fs::read(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
-    name_and_state(&String::from_utf8_lossy(&stat)).is_some_and(|(_, state)| state == 't')
+    thread_state(pid, tid) == Some('t')
 }
 
 fn name_and_state(stat: &str) -> Option<(String, char)> {

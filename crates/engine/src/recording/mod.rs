@@ -328,7 +328,11 @@ impl Recording {
             cpu.outputs.begin()?;
         }
         let (process, name, only) = (process.clone(), target.name(), *only);
-        let poll_interval = PollInterval::new((!wanted.memory).then_some(options.rate), Instant::now());
+        let now = Instant::now();
+        let poll_interval = match options.scope {
+            Scope::Host if !wanted.memory => PollInterval::of_host(options.rate, now),
+            _ => PollInterval::new((!wanted.memory).then_some(options.rate), now),
+        };
         let (left_out, memory_measured) = (0, None);
         Ok(Self {
             process,

@@ -12,6 +12,9 @@ pub const SHORTEST: Duration = Duration::from_millis(10);
 /// times a second.
 const LONGEST: Duration = Duration::from_millis(40);
 
+/// The same of a whole host, which is recorded all the time: a look costs as much as a sample or two.
+pub const LONGEST_OF_HOST: Duration = Duration::from_millis(250);
+
 /// So many samples of a thread are worth waiting for.
 const SAMPLES: u32 = 4;
 
@@ -45,8 +48,13 @@ pub struct PollInterval {
 impl PollInterval {
     /// For samples at `rate` Hz in each thread; [`None`] if allocations are recorded too.
     pub fn new(rate: Option<u32>, now: Instant) -> Self {
-        let relaxed = rate.and_then(|rate| (Duration::from_secs(1) * SAMPLES).checked_div(rate));
-        Self { relaxed: relaxed.unwrap_or(SHORTEST).clamp(SHORTEST, LONGEST), hurry_until: now + HURRY }
+        let relaxed = rate.map_or(SHORTEST, |rate| relaxed(rate, LONGEST));
+        Self { relaxed, hurry_until: now + HURRY }
+    }
+
+    /// The same for one of the processes of a whole host: it is no short recording.
+    pub fn of_host(rate: u32, now: Instant) -> Self {
+        Self { relaxed: relaxed(rate, LONGEST_OF_HOST), hurry_until: now }
     }
 
     /// Something that a sample has hit was gone before it could be read.
@@ -58,6 +66,10 @@ impl PollInterval {
     pub fn interval(&self, now: Instant) -> Duration {
         if now < self.hurry_until { SHORTEST } else { self.relaxed }
     }
+}
+
+fn relaxed(rate: u32, longest: Duration) -> Duration {
+    (Duration::from_secs(1) * SAMPLES).checked_div(rate).unwrap_or(SHORTEST).clamp(SHORTEST, longest)
 }
 
 #[cfg(test)]
@@ -82,6 +94,17 @@ mod tests {
         for (rate, milliseconds) in [(Some(1), 40), (Some(250), 16), (Some(1000), 10), (Some(0), 10), (None, 10)] {
             let interval = PollInterval::new(rate, Instant::now()).interval(later);
             assert_eq!(interval, Duration::from_millis(milliseconds), "{rate:?}");
+        }
+    }
+    #[test]
+    fn a_host_is_looked_at_seldom_until_something_is_missed() {
+        let began = Instant::now();
+        for (rate, milliseconds) in [(1, 250), (19, 210), (99, 40), (1000, 10)] {
+            let mut poll_interval = PollInterval::of_host(rate, began);
+            assert_eq!(poll_interval.interval(began).as_millis(), milliseconds, "{rate}");
+            poll_interval.was_late(began);
+            assert_eq!(poll_interval.interval(began), SHORTEST);
+            assert_eq!(poll_interval.interval(began + HURRY).as_millis(), milliseconds, "{rate}");
         }
     }
 }

@@ -544,7 +544,8 @@ impl Pipeline {
                 JoinedFrame::Lua(record) | JoinedFrame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
                     let is_compiled = matches!(frame, JoinedFrame::Compiled(_));
                     let named = self.namer.lua(record, is_compiled);
-                    self.was_late |= matches!(*named, Named::Unresolved { .. });
+                    // Of one that is not certain nothing is read, however soon.
+                    self.was_late |= record.code != 0 && matches!(*named, Named::Unresolved { .. });
                     let position = (record.position != NO_POSITION).then_some(record.position);
                     let code = Code::Lua { prototype: PrototypeKey::of(record), position };
                     frames.push(ResolvedFrame { named, code });

@@ -62,6 +62,9 @@ pub struct Session<'a> {
 /// How old what is not in the files yet may be: a run that is killed loses no more.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
+/// A process of a host that has no samples is looked after as often as that.
+const REST_ON_HOST: Duration = Duration::from_millis(200);
+
 /// A process that is being recorded.
 struct Running {
     target: RecordTarget,
@@ -215,7 +218,11 @@ impl<'a> Session<'a> {
     /// How long after one [`Self::drain`] the next one should be.
     pub fn interval(&self) -> Duration {
         let now = Instant::now();
-        self.recordings().map(|recording| recording.interval(now)).min().unwrap_or(poll_interval::SHORTEST)
+        let of_none = match self.options.scope {
+            Scope::Host => poll_interval::LONGEST_OF_HOST,
+            _ => poll_interval::SHORTEST,
+        };
+        self.recordings().map(|recording| recording.interval(now)).min().unwrap_or(of_none)
     }
 
     /// Takes what is ready of each.
@@ -224,7 +231,11 @@ impl<'a> Session<'a> {
     /// An output cannot take it.
     pub fn drain(&mut self) -> Result<(), EngineError> {
         let (budget, mut left) = (Budget::new(budget::LOOK), self.running.len());
-        let rest = turns::interval(self.running.len(), poll_interval::SHORTEST);
+        let of_few = match self.options.scope {
+            Scope::Host => REST_ON_HOST,
+            _ => poll_interval::SHORTEST,
+        };
+        let rest = turns::interval(self.running.len(), of_few);
         self.hand_out_samples();
         let now = Instant::now();
         self.all(|recording, common| {
