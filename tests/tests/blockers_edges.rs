@@ -5,14 +5,15 @@ use std::fs;
 use std::net::UdpSocket;
 use std::process::Command;
 use std::thread::{self, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::blockers::{OVER, Told, assert_all_and_no_others, follow, is_there, stop, told, turns};
 use lj_trace_tests::hosts::lua;
+use lj_trace_tests::patience;
 use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
 use lj_trace_tests::skips::skip;
-use lj_trace_tests::tracer::{binary, exit_code};
+use lj_trace_tests::tracer::{Tracer, binary, exit_code};
 use lj_trace_tests::workload::Workload;
 
 /// A program with one event loop.
@@ -130,6 +131,48 @@ fn a_turn_in_which_its_process_is_killed_is_told() -> Result<()> {
         assert!(way == "computing" || only.is_in(defined), "{only:?}");
     }
     Ok(())
+}
+
+/// Whenever it is killed, it leaves nothing in the kernel, and the loop goes on: the next one tells all of its turns.
+#[test]
+fn one_that_is_killed_leaves_nothing_behind() -> Result<()> {
+    if !is_there() {
+        return Ok(());
+    }
+    let mut workload = event_loop(7, "epoll")?;
+    let (pid, before, mut random) = (workload.pid().to_string(), programs()?, fastrand::Rng::with_seed(7));
+    for _ in 0..16 {
+        let tracer = Tracer::start(["blockers", "--pid", &pid, "--over", "1ms", "--follow"])?;
+        sleep(Duration::from_millis(random.u64(..900)));
+        tracer.signal(libc::SIGKILL)?;
+        tracer.wait()?;
+    }
+    let killed = Instant::now();
+    loop {
+        let left: Vec<_> = programs()?.into_iter().filter(|program| !before.contains(program)).collect();
+        if left.is_empty() {
+            break;
+        }
+        ensure!(killed.elapsed() < patience(10), "BPF programs are still there: {left:?}");
+        sleep(Duration::from_millis(50));
+    }
+    let tracer = follow(workload.pid())?;
+    workload.tell("3")?;
+    let (planted, _) = turns(&workload.report()?)?;
+    sleep(Duration::from_millis(300));
+    assert_all_and_no_others(&stop(tracer)?, &planted, "after kills");
+    Ok(())
+}
+
+/// The BPF programs that the kernel has, by number and name.
+fn programs() -> Result<Vec<(u32, String)>> {
+    let all = aya::programs::loaded_programs().map(|program| program.map(|own| (own.id(), name_of(&own))));
+    // One that is unloaded meanwhile is gone.
+    Ok(all.filter_map(Result::ok).collect())
+}
+
+fn name_of(program: &aya::programs::ProgramInfo) -> String {
+    program.name_as_str().unwrap_or_default().to_owned()
 }
 
 #[test]

@@ -147,6 +147,17 @@ fn control_c_reaches_both() -> Result<()> {
 /// Whatever lj-trace is doing when it is killed, the program runs to its end, or has not begun: none is left standing still.
 #[test]
 fn a_program_outlives_an_lj_trace_that_is_killed() -> Result<()> {
+    kill_about_its_start(&[&luajit()?, &script(), "100", "0"], false)
+}
+
+/// The same of one that belongs to sudo's caller: it gives up what it may do before it is traced.
+#[test]
+fn a_program_of_sudos_caller_outlives_an_lj_trace_that_is_killed() -> Result<()> {
+    kill_about_its_start(&["sh", "-c", "echo begins; sleep 0.1; echo ends"], true)
+}
+
+/// Kills lj-trace at many moments about the start of a program that prints two words.
+fn kill_about_its_start(program: &[&str], under_sudo: bool) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let [output, said] = ["cpu.folded", "said"].map(|name| folder.path().join(name));
     let mark = folder.path().display().to_string();
@@ -155,7 +166,10 @@ fn a_program_outlives_an_lj_trace_that_is_killed() -> Result<()> {
     let early = (0..40_u64).map(|turn| 500 + 250 * turn);
     for microseconds in early.chain([25_000, 60_000, 100_000, 150_000, 400_000]) {
         let mut command = Command::new(binary());
-        command.args(["--quiet", "--force", "-o"]).arg(&output).args(["--", &luajit()?, &script(), "100", "0", &mark]);
+        command.args(["--quiet", "--force", "-o"]).arg(&output).arg("--").args(program).arg(&mark);
+        if under_sudo {
+            command.env("SUDO_UID", "65534").env("SUDO_GID", "65534");
+        }
         let mut tracer = command.stdout(std::fs::File::create(&said)?).stderr(std::process::Stdio::null()).spawn()?;
         std::thread::sleep(Duration::from_micros(microseconds));
         tracer.kill()?;
