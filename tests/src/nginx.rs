@@ -44,15 +44,16 @@ impl Nginx {
     /// # Errors
     /// If it does not start.
     pub fn serving(module: &str) -> Result<Option<Self>> {
-        Self::start_with(1, |folder| server(module, &format!("unix:{}", folder.join(SOCKET).display())))
+        Self::start_with(1, |folder| server(module, &format!("unix:{}", folder.join(SOCKET).display()), &[]))
     }
 
-    /// The same on a port of this machine's loopback, for clients that know no sockets of other kinds.
+    /// The same on a port of this machine's loopback, for clients that know no sockets of other kinds. Some functions have a
+    /// location of their own; that of all others is `/`.
     ///
     /// # Errors
     /// If it does not start.
-    pub fn serving_on(port: u16, module: &str) -> Result<Option<Self>> {
-        Self::start_with(1, |_| server(module, &format!("127.0.0.1:{port}")))
+    pub fn serving_on(port: u16, module: &str, with_location: &[&str]) -> Result<Option<Self>> {
+        Self::start_with(1, |_| server(module, &format!("127.0.0.1:{port}"), with_location))
     }
 
     /// The same with one worker and whatever `http` puts into the configuration's `http`, given a folder of its own and the
@@ -230,9 +231,10 @@ impl Drop for Nginx {
 }
 
 /// A server in the configuration that answers with what the functions of a Lua module return.
-fn server(module: &str, listen: &str) -> String {
-    let answer = format!("ngx.print(require('{module}')[ngx.var.uri:sub(2)]())");
-    format!("server {{ listen {listen}; location / {{ content_by_lua_block {{ {answer} }} }} }}")
+fn server(module: &str, listen: &str, with_location: &[&str]) -> String {
+    let answer = format!("{{ content_by_lua_block {{ ngx.print(require('{module}')[ngx.var.uri:sub(2)]()) }} }}");
+    let locations = with_location.iter().chain(&[""]).map(|name| format!("location /{name} {answer} "));
+    format!("server {{ listen {listen}; {} }}", locations.collect::<String>())
 }
 
 fn lua() -> PathBuf {

@@ -26,7 +26,7 @@ impl Server {
     pub fn start(module: &str) -> Result<Option<Self>> {
         // A port that is free: nobody else takes it that soon.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let Some(nginx) = Nginx::serving_on(port, module)? else { return Ok(None) };
+        let Some(nginx) = Nginx::serving_on(port, module, &[])? else { return Ok(None) };
         Ok(Some(Self { nginx, url: format!("http://127.0.0.1:{port}/page") }))
     }
 

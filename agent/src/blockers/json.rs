@@ -1,5 +1,7 @@
 //! Long turns as JSON: one line each, or all in a report.
 
+use std::collections::BTreeMap;
+
 use humantime::format_rfc3339_micros;
 use lj_trace_common::turn::{LENGTHS, step_begins};
 use lj_trace_engine::blockers::Blocker;
@@ -27,6 +29,7 @@ pub fn blocker_line(name: &str, blocker: &Blocker) -> Value {
         "line": blame.and_then(|blame| blame.line),
         "call": blame.and_then(|blame| blame.call.as_deref()),
         "stack": stack.unwrap_or_default(),
+        "request": blocker.request.as_ref().map(|request| request.iter().collect::<BTreeMap<_, _>>()),
         "entries": blocker.entries,
         "longest_entry": (blocker.longest_entry * 1000.0).round() / 1000.0,
         "samples": blocker.samples,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use lj_trace_common::turn::EndedTurn;
-use lj_trace_engine::blockers::{Blocker, Gathered, Longest, TurnSamples};
+use lj_trace_engine::blockers::{Blocker, Gathered, Longest, TurnSamples, TurnStack};
 use lj_trace_engine::cpu::{SampleListener, about_process};
 use lj_trace_engine::resolve::Resolved;
 use lj_trace_profile::Frame;
@@ -89,8 +89,8 @@ impl SampleListener for BlockerWatch {
             return;
         }
         let frames: Vec<Arc<Frame>> = sample.frames.iter().map(|frame| frame.named.clone()).collect();
-        let weight = sample.wait.unwrap_or(self.tick);
-        self.gathered.add((sample.tid, sample.turn), sample.entry, weight, frames);
+        let (weight, request) = (sample.wait.unwrap_or(self.tick), sample.request.labels.clone());
+        self.gathered.add((sample.tid, sample.turn), TurnStack { entry: sample.entry, weight, frames, request });
     }
 
     fn turn(&mut self, turn: &EndedTurn) {

@@ -4,6 +4,7 @@ use lj_trace_common::turn::{EndedTurn, TurnLengths, step_of};
 use lj_trace_probes::cost::Cost;
 use lj_trace_probes::turn_cost::TurnCost;
 use lj_trace_profile::Frame;
+use lj_trace_profile::model::{RequestKey, RequestLabels};
 
 use super::*;
 
@@ -14,7 +15,10 @@ fn watch() -> BlockerWatch {
     let lua: Arc<Frame> = Frame::lua(Some("handle".into()), b"@app.lua", 3, Some(15)).into();
     let execute: Arc<Frame> = Frame::FastFunction { name: "os.execute".into() }.into();
     let wait: Arc<Frame> = Frame::wait(Some("child process"), "").into();
-    watch.gathered.add((8, 5), Some((1, 2)), 29 * MS, vec![wait, execute, lua]);
+    let labels = [(RequestKey::Location, "/cart".into()), (RequestKey::Phase, "content".into())];
+    let request = RequestLabels::new(labels);
+    let frames = vec![wait, execute, lua];
+    watch.gathered.add((8, 5), TurnStack { entry: Some((1, 2)), weight: 29 * MS, frames, request });
     let turn = EndedTurn {
         tid: 8,
         number: 5,
@@ -53,7 +57,7 @@ fn a_report_says_what_it_was() {
         "81 turns",
         "1 lasted for 20.0 ms or longer",
         "blocked: child process",
-        "handle (app.lua:15) waits in os.execute",
+        "handle (app.lua:15) waits in os.execute, for location=/cart phase=content  (1 sample)",
     ] {
         assert!(text.contains(words), "no {words:?} in {text}");
     }
@@ -78,6 +82,7 @@ fn a_line_has_all_of_it() {
     assert!((line["duration_ms"].as_f64().unwrap() - 30.0).abs() < 1.0, "{line}");
     assert_eq!(line["blocked_on"][0]["reason"], "child process");
     assert_eq!(line["stack"][2], "handle@app.lua:3 line 15");
+    assert_eq!(line["request"], serde_json::json!({"location": "/cart", "phase": "content"}));
     let json = report_json(&report(&watch, TurnLengths::EMPTY));
     assert_eq!(json["longest"][0]["line"], 15);
 }
@@ -86,7 +91,8 @@ fn a_line_has_all_of_it() {
 fn where_waits_are_not_measured_ticks_tell() {
     let mut watch = BlockerWatch::new((7, "app".to_owned()), 1000, true, Some(5 * MS));
     for _ in 0..10 {
-        watch.gathered.add((8, 1), None, MS, Vec::new());
+        let sample = TurnStack { entry: None, weight: MS, frames: Vec::new(), request: None };
+        watch.gathered.add((8, 1), sample);
     }
     let turn = EndedTurn { tid: 8, number: 1, began: 0, ended: 25 * MS, ..EndedTurn::default() };
     watch.turn(&turn);

@@ -153,6 +153,10 @@ fn write_blocker(f: &mut fmt::Formatter<'_>, place: usize, blocker: &Blocker, na
     for caller in callers {
         write!(f, " < {}", Untrusted(&located(caller, caller.current_line())))?;
     }
+    if let Some(request) = &blocker.request {
+        let labels: Vec<String> = request.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        write!(f, ", for {}", Untrusted(&labels.join(" ")))?;
+    }
     writeln!(f, "  ({})", counted(blocker.samples, "sample"))
 }
 

@@ -54,7 +54,7 @@ impl BlockersCost {
 /// If something of it fails.
 pub fn measure_blockers(seconds: u64) -> Result<Option<BlockersCost>> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let Some(nginx) = Nginx::serving_on(port, "blocking")? else { return Ok(None) };
+    let Some(nginx) = Nginx::serving_on(port, "blocking", &[])? else { return Ok(None) };
     let worker = nginx.workers()[0];
     let Some(_load) = Load::start(&format!("http://127.0.0.1:{port}/fast"), seconds + 30)? else { return Ok(None) };
     let mut tracer = Tracer::start(["blockers", "--pid", &worker.to_string(), "--over", "20ms", "--json"])?;

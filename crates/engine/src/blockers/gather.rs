@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use lj_trace_profile::Frame;
+use lj_trace_profile::model::RequestLabels;
 
 use super::reason;
 
@@ -14,7 +15,7 @@ pub const MAX_TURNS: usize = 1024;
 pub const MAX_STACKS: usize = 500;
 
 /// Where Lua was entered: the outermost coroutine and its C frame.
-type Entry = Option<(u64, u64)>;
+pub type Entry = Option<(u64, u64)>;
 
 /// A stack of a turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,14 @@ pub struct TurnStack {
     pub weight: u64,
     /// Innermost first.
     pub frames: Vec<Arc<Frame>>,
+    /// The request that it was for, if there is one that is known.
+    pub request: Option<RequestLabels>,
+}
+
+impl TurnStack {
+    fn is_same(&self, other: &Self) -> bool {
+        (self.entry, &self.request) == (other.entry, &other.request) && self.frames == other.frames
+    }
 }
 
 /// What was seen in one turn.
@@ -44,11 +53,12 @@ pub struct TurnSamples {
 }
 
 impl TurnSamples {
-    /// One more, which stands for so many nanoseconds.
-    pub fn add(&mut self, entry: Entry, weight: u64, frames: Vec<Arc<Frame>>) {
+    /// One more.
+    pub fn add(&mut self, sample: TurnStack) {
+        let TurnStack { entry, weight, .. } = sample;
         self.count += 1;
         self.weight += weight;
-        if let Some(reason) = frames.first().and_then(|frame| reason(frame)) {
+        if let Some(reason) = sample.frames.first().and_then(|frame| reason(frame)) {
             *self.reasons.entry(reason.to_owned()).or_default() += weight;
         }
         match &mut self.current {
@@ -59,10 +69,10 @@ impl TurnSamples {
             }
         }
         // Most are the same as the last one.
-        if let Some(same) = self.stacks.iter_mut().rev().find(|own| own.entry == entry && own.frames == frames) {
+        if let Some(same) = self.stacks.iter_mut().rev().find(|own| own.is_same(&sample)) {
             same.weight += weight;
         } else if self.stacks.len() < MAX_STACKS {
-            self.stacks.push(TurnStack { entry, weight, frames });
+            self.stacks.push(sample);
         } else {
             self.beyond += weight;
         }
@@ -123,7 +133,7 @@ pub struct Gathered {
 
 impl Gathered {
     /// A sample of a thread in a turn of its loop. What was gathered of an earlier turn is forgotten: it was not too long.
-    pub fn add(&mut self, (tid, turn): (u32, u64), entry: Entry, weight: u64, frames: Vec<Arc<Frame>>) {
+    pub fn add(&mut self, (tid, turn): (u32, u64), sample: TurnStack) {
         if self.threads.len() >= MAX_TURNS && !self.threads.contains_key(&tid) {
             self.lost += 1;
             return;
@@ -137,7 +147,7 @@ impl Gathered {
         if *known < turn {
             (*known, *samples) = (turn, TurnSamples::default());
         }
-        samples.add(entry, weight, frames);
+        samples.add(sample);
     }
 
     /// What was seen in a turn that is over.

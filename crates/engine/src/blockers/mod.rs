@@ -8,11 +8,14 @@ mod gather;
 mod longest;
 
 pub use blame::{Blame, blame};
-pub use gather::{Gathered, MAX_STACKS, MAX_TURNS, TurnSamples, TurnStack};
+pub use gather::{Entry, Gathered, MAX_STACKS, MAX_TURNS, TurnSamples, TurnStack};
 pub use longest::Longest;
+
+use std::collections::BTreeMap;
 
 use lj_trace_common::turn::EndedTurn;
 use lj_trace_profile::Frame;
+use lj_trace_profile::model::RequestLabels;
 
 /// A long turn, and what it was.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +36,8 @@ pub struct Blocker {
     pub longest_entry: f64,
     /// Where it was; [`None`] without samples, or if the kernel did not show what most of it was.
     pub blame: Option<Blame>,
+    /// The request that most of what is to blame was for, if one is known.
+    pub request: Option<RequestLabels>,
     /// For how many nanoseconds samples stand that there was no room for.
     pub beyond: u64,
 }
@@ -70,12 +75,14 @@ impl Blocker {
         let longest_entry = longest.map_or(0.0, |(_, weight)| weight as f64 / all.max(1) as f64);
         // An entry that took most of it is what is to blame, else all of it is.
         let own = |stack: &&TurnStack| longest.is_none_or(|(entry, _)| longest_entry < 0.5 || stack.entry == entry);
-        let stacks = samples.stacks().iter().filter(own).map(|stack| (stack.weight, &stack.frames[..]));
+        let blamed: Vec<&TurnStack> = samples.stacks().iter().filter(own).collect();
+        let stacks = blamed.iter().map(|stack| (stack.weight, &stack.frames[..]));
         let stacks: Vec<(u64, &[_])> = stacks.chain((turn.unseen != 0).then_some((turn.unseen, &[][..]))).collect();
         let blame = blame(&stacks).filter(|_| 2 * turn.unseen < turn.length());
+        let request = blame.as_ref().and_then(|_| request_of_most(&blamed, turn.unseen)).cloned();
         let (count, beyond) = (samples.count(), samples.beyond());
         let reasons = samples.reasons();
-        Self { turn, pid, has_ended, samples: count, reasons, entries, longest_entry, blame, beyond }
+        Self { turn, pid, has_ended, samples: count, reasons, entries, longest_entry, blame, request, beyond }
     }
 
     /// For how many nanoseconds it ran, waited within a call, and waited for a CPU, and for how many that is not known.
@@ -105,6 +112,18 @@ impl Blocker {
     pub fn is_of_many(&self) -> bool {
         self.entries > 2 && self.longest_entry < 0.5
     }
+}
+
+/// The request that more than half of this was for, where nobody knows it of so many nanoseconds more.
+fn request_of_most<'s>(stacks: &[&'s TurnStack], unseen: u64) -> Option<&'s RequestLabels> {
+    let mut weights: BTreeMap<&RequestLabels, u64> = BTreeMap::new();
+    for stack in stacks {
+        if let Some(request) = &stack.request {
+            *weights.entry(request).or_default() += stack.weight;
+        }
+    }
+    let all = stacks.iter().map(|stack| stack.weight).sum::<u64>() + unseen;
+    weights.into_iter().find(|(_, weight)| 2 * weight > all).map(|(request, _)| request)
 }
 
 /// What a thread waits for in this frame, if it is a wait for something else than a CPU.

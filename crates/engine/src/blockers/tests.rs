@@ -1,4 +1,7 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use lj_trace_profile::model::RequestKey;
 
 use super::blame::Weighed;
 use super::*;
@@ -23,6 +26,11 @@ fn c(symbol: &str) -> Arc<Frame> {
 
 const MS: u64 = 1_000_000;
 
+/// A sample of no request.
+fn seen(entry: Entry, weight: u64, frames: Vec<Arc<Frame>>) -> TurnStack {
+    TurnStack { entry, weight, frames, request: None }
+}
+
 fn turn(tid: u32, number: u64, length: u64) -> EndedTurn {
     EndedTurn { number, tid, began: 7, ended: 7 + length, ..EndedTurn::default() }
 }
@@ -41,7 +49,7 @@ fn generated_turns_are_told_with_their_own_samples() {
             let line = 10 + numbers.below(50) as u32;
             let (ticks, blocked) = (numbers.below(30), numbers.below(40) * MS);
             for _ in 0..ticks {
-                gathered.add((tid, number), Some((1, 2)), MS, vec![lua("busy", line), lua("main", 3)]);
+                gathered.add((tid, number), seen(Some((1, 2)), MS, vec![lua("busy", line), lua("main", 3)]));
             }
             if blocked != 0 {
                 let frames = vec![
@@ -51,7 +59,7 @@ fn generated_turns_are_told_with_their_own_samples() {
                     lua("busy", line),
                     lua("main", 3),
                 ];
-                gathered.add((tid, number), Some((1, 2)), blocked, frames);
+                gathered.add((tid, number), seen(Some((1, 2)), blocked, frames));
             }
             if numbers.below(3) == 0 {
                 // It was short: nobody asks for it.
@@ -89,7 +97,7 @@ fn nobody_is_blamed_for_a_turn_of_which_most_is_not_known() {
         let (ticks, unseen) = (1 + numbers.below(30), (1 + numbers.below(60)) * MS);
         let mut samples = TurnSamples::default();
         for _ in 0..ticks {
-            samples.add(Some((1, 2)), MS, vec![lua("busy", 7), lua("main", 3)]);
+            samples.add(seen(Some((1, 2)), MS, vec![lua("busy", 7), lua("main", 3)]));
         }
         let told = EndedTurn { unseen, ..turn(1, 1, ticks * MS + unseen) };
         let blocker = Blocker::new(1, told, true, &samples);
@@ -113,7 +121,7 @@ fn the_entry_that_took_most_is_to_blame() {
             for _ in 0..ticks {
                 // All are in the same function of the framework.
                 let frames = vec![lua(&format!("handler{entry}"), entry as u32), lua("serve", 5)];
-                samples.add(Some((0x1000 + entry, 0x7f00)), MS, frames);
+                samples.add(seen(Some((0x1000 + entry, 0x7f00)), MS, frames));
             }
         }
         let blocker = Blocker::new(1, turn(1, 1, (40 + others) * MS), true, &samples);
@@ -127,7 +135,8 @@ fn the_entry_that_took_most_is_to_blame() {
 fn many_short_entries_are_said_to_be_many() {
     let mut samples = TurnSamples::default();
     for entry in 0..31 {
-        samples.add(Some((entry, 0x7f00)), MS, vec![lua("handler", 1 + entry as u32 % 3), lua("serve", 5)]);
+        let frames = vec![lua("handler", 1 + entry as u32 % 3), lua("serve", 5)];
+        samples.add(seen(Some((entry, 0x7f00)), MS, frames));
     }
     let blocker = Blocker::new(1, turn(1, 1, 31 * MS), true, &samples);
     assert!(blocker.is_of_many());
@@ -174,8 +183,8 @@ fn names_are_looked_up_in_dns() {
 #[test]
 fn late_samples_are_in_no_later_turn() {
     let mut gathered = Gathered::default();
-    gathered.add((1, 5), None, MS, vec![c("a")]);
-    gathered.add((1, 4), None, MS, vec![c("b")]);
+    gathered.add((1, 5), seen(None, MS, vec![c("a")]));
+    gathered.add((1, 4), seen(None, MS, vec![c("b")]));
     assert_eq!(gathered.lost, 1);
     assert_eq!((gathered.take(1, 4).count(), gathered.take(1, 5).count(), gathered.take(1, 5).count()), (0, 1, 0));
 }
@@ -184,12 +193,12 @@ fn late_samples_are_in_no_later_turn() {
 fn what_is_kept_is_bounded() {
     let mut samples = TurnSamples::default();
     for line in 0..2 * MAX_STACKS as u32 {
-        samples.add(None, MS, vec![lua("f", line)]);
+        samples.add(seen(None, MS, vec![lua("f", line)]));
     }
     assert_eq!((samples.stacks().len(), samples.beyond()), (MAX_STACKS, MAX_STACKS as u64 * MS));
     let mut gathered = Gathered::default();
     for tid in 0..2 * MAX_TURNS as u32 {
-        gathered.add((tid, 1), None, MS, vec![c("a")]);
+        gathered.add((tid, 1), seen(None, MS, vec![c("a")]));
     }
     assert_eq!(gathered.lost, MAX_TURNS as u64);
     let mut longest = Longest::new(20);
@@ -200,4 +209,30 @@ fn what_is_kept_is_bounded() {
     }
     lengths.sort_unstable_by_key(|length| std::cmp::Reverse(*length));
     assert_eq!(longest.all().iter().map(|kept| kept.turn.length()).collect::<Vec<_>>(), lengths[..20]);
+}
+
+#[test]
+fn a_turn_is_for_the_request_that_most_of_it_was_for() {
+    let labels = |location: u64| {
+        let location = (RequestKey::Location, format!("/{location}").into());
+        RequestLabels::new([location]).unwrap()
+    };
+    for seed in 0..200 {
+        let mut numbers = Numbers(seed);
+        let (mut samples, mut weights) = (TurnSamples::default(), BTreeMap::<Option<u64>, u64>::new());
+        // All within one entry of Lua, as where an outer request makes others.
+        for _ in 0..1 + numbers.below(30) {
+            let location = numbers.below(4).checked_sub(1);
+            let weight = (1 + numbers.below(5)) * MS;
+            *weights.entry(location).or_default() += weight;
+            let frames = vec![lua("busy", 1 + numbers.below(3) as u32), lua("main", 3)];
+            samples.add(TurnStack { request: location.map(labels), ..seen(Some((1, 2)), weight, frames) });
+        }
+        let seen: u64 = weights.values().sum();
+        let unseen = numbers.below(seen / 2);
+        let told = EndedTurn { unseen, ..turn(1, 1, seen + unseen) };
+        let expected = weights.iter().find(|(_, weight)| 2 * **weight > seen + unseen);
+        let expected = expected.and_then(|(location, _)| location.map(labels));
+        assert_eq!(Blocker::new(1, told, true, &samples).request, expected, "seed {seed}: {weights:?}");
+    }
 }
