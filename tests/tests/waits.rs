@@ -1,5 +1,6 @@
 //! `--mode waits` tells where coroutines wait, and for how long: as they have timed it themselves.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -81,6 +82,127 @@ fn light_threads_of_nginx_are_coroutines_too() -> Result<()> {
     };
     let truth = WaitTruth::parse(report.lines())?;
     compare("waits_nginx.lua", &text(folder.path())?, &truth)
+}
+
+/// Locations as they are named, those of the functions in `waits_requests.lua` that answer there, and paths there.
+const LOCATIONS: [[&str; 3]; 6] = [
+    ["/plain/", "plain", "/plain/a"],
+    ["= /exact", "plain", "/exact"],
+    ["~ ^/re[0-9]", "threads", "/re7"],
+    ["/threads/", "threads", "/threads/"],
+    ["^~ /outer/", "outer", "/outer/b"],
+    ["/inner/", "plain", "/inner/"],
+];
+
+/// Seconds between looks.
+const LOOKS: f64 = 0.1;
+
+/// A worker whose requests wait in many locations.
+fn waiting_requests() -> Result<Option<Nginx>> {
+    Nginx::configured(|_, listen| {
+        let location = |[name, kind, _]: [&str; 3]| {
+            format!("location {name} {{ content_by_lua_block {{ require('waits_requests').{kind}() }} }}\n")
+        };
+        Ok(format!("server {{ listen {listen}; {} }}", LOCATIONS.map(location).concat()))
+    })
+}
+
+/// How long and how often requests of each location have waited, as they say it themselves: `clients` of them make one after the
+/// other for so many seconds.
+fn wait_in_requests(nginx: &Nginx, clients: u64, seconds: u64) -> Result<HashMap<String, (f64, u32)>> {
+    let client = |number| {
+        let (mut random, began) = (fastrand::Rng::with_seed(number), Instant::now());
+        let mut waited = HashMap::<String, (f64, u32)>::new();
+        while began.elapsed() < Duration::from_secs(seconds) {
+            let [name, _, path] = LOCATIONS[random.usize(..LOCATIONS.len())];
+            let answer = nginx.request(&format!("{path}?seconds={:.3}", 0.05 + 1.5 * random.f64()))?;
+            let words: Vec<&str> = answer.split_whitespace().collect();
+            for (name, time) in [(name, words.first()), (words.get(1).copied().unwrap_or(name), words.get(2))] {
+                let Some(time) = time else { continue };
+                let own = waited.entry(name.to_owned()).or_default();
+                *own = (own.0 + time.parse::<f64>()?, own.1 + 1);
+            }
+        }
+        Ok::<_, anyhow::Error>(waited)
+    };
+    let all = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..clients).map(|number| scope.spawn(move || client(number))).collect();
+        clients.into_iter().map(|client| client.join().expect("clients do not panic")).collect::<Result<Vec<_>>>()
+    })?;
+    let mut sums = HashMap::<String, (f64, u32)>::new();
+    for (name, (time, count)) in all.into_iter().flatten() {
+        let own = sums.entry(name).or_default();
+        *own = (own.0 + time, own.1 + count);
+    }
+    Ok(sums)
+}
+
+/// Seconds of waits by what their stacks begin with.
+fn seconds_by_root(folded: &str) -> HashMap<String, f64> {
+    let mut seconds = HashMap::new();
+    for (stack, weight) in folded.lines().filter_map(|line| line.rsplit_once(' ')) {
+        let root = stack.split(';').next().unwrap_or_default().to_owned();
+        *seconds.entry(root).or_default() += weight.parse::<f64>().unwrap_or(f64::NAN) / 1e9;
+    }
+    seconds
+}
+
+#[test]
+fn waits_are_grouped_by_the_location_of_their_request() -> Result<()> {
+    let Some(nginx) = waiting_requests()? else { return Ok(()) };
+    let [worker] = nginx.workers() else { anyhow::bail!("one worker was asked for") };
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("waits.folded");
+    let words = ["--group-by", "location", "--interval", &format!("{LOOKS}s"), "-o", &file.display().to_string()];
+    let tracer = start(*worker, folder.path(), &words)?;
+    let truth = wait_in_requests(&nginx, 24, 8)?;
+    tracer.signal(libc::SIGINT)?;
+    let outcome = tracer.wait()?;
+    outcome.expect(0, &["waits that began: "]);
+    let told = seconds_by_root(&std::fs::read_to_string(&file)?);
+    println!("{told:?}\n{truth:?}\n{}", outcome.stderr);
+    for (name, (time, count)) in &truth {
+        let own = told.get(name).copied().unwrap_or(0.0);
+        // Each wait is told with an error that is spread evenly over the time between two looks, on either side. Four
+        // deviations, and a look that comes late now and then.
+        let error = 4.0 * LOOKS * (f64::from(3 * count) / 6.0).sqrt() + 0.02 * time;
+        ensure!((own - time).abs() < error, "{name}: {own} s are told, {time} +-{error} in truth, {told:?}");
+    }
+    let others: f64 = told.iter().filter(|(name, _)| !truth.contains_key(*name)).map(|(_, time)| time).sum();
+    ensure!(truth.len() == LOCATIONS.len() && others == 0.0, "{told:?} {truth:?}");
+    Ok(())
+}
+
+#[test]
+fn waits_of_one_location_can_be_kept() -> Result<()> {
+    let Some(nginx) = waiting_requests()? else { return Ok(()) };
+    let [worker] = nginx.workers() else { anyhow::bail!("one worker was asked for") };
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("waits.folded");
+    let words = ["--only", "location=/threads/", "--interval", &format!("{LOOKS}s"), "-o", &file.display().to_string()];
+    let tracer = start(*worker, folder.path(), &words)?;
+    let truth = wait_in_requests(&nginx, 16, 5)?;
+    tracer.signal(libc::SIGINT)?;
+    tracer.wait()?.expect(0, &[]);
+    let told: f64 = seconds_by_root(&std::fs::read_to_string(&file)?).values().sum();
+    let (time, count) = truth["/threads/"];
+    let error = 4.0 * LOOKS * (f64::from(3 * count) / 6.0).sqrt() + 0.02 * time;
+    ensure!((told - time).abs() < error, "{told} s are told, {time} +-{error} in truth");
+    Ok(())
+}
+
+#[test]
+fn who_asks_for_requests_where_there_are_none_is_told() -> Result<()> {
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    let mut workload = Workload::start(&program, "waits.lua", &["5", "3", "1", "1", "1"])?;
+    let folder = tempfile::tempdir()?;
+    let tracer = start(workload.pid(), folder.path(), &["--group-by", "location", "-d", "1s"])?;
+    workload.go()?;
+    tracer.wait()?.expect(0, &["it is not OpenResty's"]);
+    let pid = workload.pid().to_string();
+    let outcome = run(["--pid", &pid, "--mode", "memprof", "--only", "location=/a"])?;
+    outcome.expect(exit_code::USAGE, &["--group-by and --only are for stacks of CPU time"]);
+    Ok(())
 }
 
 #[test]

@@ -203,6 +203,11 @@ pub enum UseWatchpoint {
 const PROCESSES_OF_HOST: usize = 1024;
 
 impl Options {
+    /// Whether requests matter: stacks are grouped by them, or only those of some are kept.
+    pub fn wants_requests(&self) -> bool {
+        self.group_by.is_some() || !self.only_requests.is_empty()
+    }
+
     /// Whether several processes are recorded, or may be: each gets streams of its own.
     pub fn is_of_several(&self) -> bool {
         self.scope != Scope::One

@@ -958,7 +958,7 @@ impl Recording {
                 why_threads: sampler.and_then(Sampler::why_threads).map(str::to_owned),
                 off_cpu: off_cpu.map(|off_cpu| off_cpu.summary(&programs, told)),
                 requests,
-                wants_requests: options.group_by.is_some() || !options.only_requests.is_empty(),
+                wants_requests: options.wants_requests(),
                 traces,
                 facts: outputs.facts(),
             };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lj_trace_common::event::RecordKind;
-use lj_trace_common::request::RequestLayout;
+use lj_trace_common::request::{RequestLayout, RequestMarks};
 use lj_trace_luajit::Vm;
 use lj_trace_probes::sample::Sample;
 use lj_trace_process::ProcessMemory;
@@ -64,6 +64,18 @@ pub struct RequestTally {
 }
 
 impl RequestTally {
+    /// Adds that of another process.
+    pub fn add(&mut self, other: Self) {
+        self.is_wanted |= other.is_wanted;
+        self.found += other.found;
+        self.without += other.without;
+        self.others += other.others;
+        for (reason, count) in other.unknown {
+            *self.unknown.entry(reason).or_default() += count;
+        }
+        self.no_phases = self.no_phases.or(other.no_phases);
+    }
+
     /// Why no sample has labels, if none has.
     pub fn why_none(&self) -> Option<String> {
         if self.found > 0 {
@@ -130,8 +142,28 @@ impl RequestLabeller {
             on_main_thread: sample.header.thread == vm.main_thread,
             runs_lua: sample.frames[..inner].iter().any(|frame| frame.kind == RecordKind::Lua as u8),
         };
-        let weight = sample.weight();
-        match self.requests.resolve(memory, &sample.header.request, circumstances) {
+        self.of_marks(memory, &sample.header.request, circumstances, sample.weight())
+    }
+
+    /// The request of a coroutine that is at rest, whose stack has Lua functions if it `runs_lua`.
+    pub fn of_coroutine(&mut self, memory: &ProcessMemory, vm: &Vm, thread: u64, runs_lua: bool) -> SampleRequest {
+        let mut marks = RequestMarks::default();
+        if self.requests.is_wanted() {
+            marks.see(memory, &vm.config(), thread, true);
+            marks.follow(memory, &self.requests.layout());
+        }
+        let circumstances = Circumstances { on_main_thread: thread == vm.main_thread, runs_lua };
+        self.of_marks(memory, &marks, circumstances, 1)
+    }
+
+    fn of_marks(
+        &mut self,
+        memory: &ProcessMemory,
+        marks: &RequestMarks,
+        circumstances: Circumstances,
+        weight: u64,
+    ) -> SampleRequest {
+        match self.requests.resolve(memory, marks, circumstances) {
             RequestOutcome::NotLooked => SampleRequest::default(),
             RequestOutcome::NoRequest => {
                 self.tally.without += weight;

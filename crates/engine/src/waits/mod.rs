@@ -11,6 +11,7 @@ mod names;
 mod newcomers;
 mod pace;
 mod process_looks;
+mod requests;
 mod session;
 mod summary;
 mod vm_found;

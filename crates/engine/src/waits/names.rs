@@ -23,7 +23,7 @@ pub struct WaitNames {
     namer: Namer,
     /// What all stacks begin with, if the profile is of several processes.
     root: Option<Named>,
-    known: HashMap<(usize, WalkedStack), StackId>,
+    known: HashMap<(usize, WalkedStack, Option<Named>), StackId>,
     /// Stacks that were joined.
     joined: HashMap<[StackId; 2], StackId>,
 }
@@ -43,6 +43,11 @@ impl WaitNames {
         Self { namer: Namer::new(process, vms), root, known: HashMap::new(), joined: HashMap::new() }
     }
 
+    /// What names frames.
+    pub fn namer(&mut self) -> &mut Namer {
+        &mut self.namer
+    }
+
     /// One more VM, which gets the next index.
     pub fn add_vm(&mut self, vm: &Vm) {
         self.namer.add_vm(vm);
@@ -51,7 +56,7 @@ impl WaitNames {
     /// A VM is not there any more.
     pub fn forget_vm(&mut self, index: usize) {
         self.namer.forget_vm(index);
-        self.known.retain(|(vm, _), _| *vm != index);
+        self.known.retain(|(vm, ..), _| *vm != index);
     }
 
     /// The numbers of stacks have changed.
@@ -74,17 +79,26 @@ impl WaitNames {
         self.namer.unsearched()
     }
 
-    /// The stack of the profile that a walked stack of a VM is.
-    pub fn stack(&mut self, profile: &mut WaitProfile, vm: usize, vms: usize, walk: &LuaStack) -> StackId {
-        let key = WalkedStack::of(walk).map(|walked| (vm, walked));
+    /// The stack of the profile that a walked stack of a VM is, under the frame of its `group`, if it is in one.
+    pub fn stack(
+        &mut self,
+        profile: &mut WaitProfile,
+        (vm, vms): (usize, usize),
+        walk: &LuaStack,
+        group: Option<Named>,
+    ) -> StackId {
+        let key = WalkedStack::of(walk).map(|walked| (vm, walked, group.clone()));
         if let Some(known) = key.as_ref().and_then(|key| self.known.get(key)) {
             return *known;
         }
         self.namer.see(&walk.frames);
         let inwards = walk.frames.iter().rev().filter(|record| record.kind != RecordKind::CFrame as u8);
         let mut frames: Vec<Named> = self.root.clone().into_iter().collect();
-        if vms > 1 {
-            frames.push(Named::vm(vm));
+        match group {
+            // It takes the place of the VM.
+            Some(group) => frames.push(group),
+            None if vms > 1 => frames.push(Named::vm(vm)),
+            None => {}
         }
         if !matches!(walk.end, WalkEnd::Complete | WalkEnd::NoLua) {
             frames.push(Named::Unresolved { reason: Unresolved::Lua(walk.end).to_string().into() });

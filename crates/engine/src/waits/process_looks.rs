@@ -12,8 +12,10 @@ use lj_trace_profile::{Frame as Named, WaitProfile};
 
 use super::c_stacks::CStacks;
 use super::names::WaitNames;
+use super::requests::WaitRequests;
 use super::vm_found::{Doubts, Looking, VmFound};
 use super::vm_look::CoroutineLooks;
+use crate::resolve::RequestTally;
 use crate::target::RecordTarget;
 
 /// A search for VMs may cost this share of a core,
@@ -30,6 +32,7 @@ pub struct ProcessLooks {
     process: Process,
     memory: ProcessMemory,
     names: WaitNames,
+    requests: Option<WaitRequests>,
     c_stacks: CStacks,
     vms: Vec<CoroutineLooks>,
     /// How many VMs there have been.
@@ -56,10 +59,14 @@ impl ProcessLooks {
     pub fn new(target: &RecordTarget, has_root: bool, now: Instant) -> Self {
         let vms = target.recorded();
         let root = has_root.then(|| Named::Root { name: target.name().into() });
+        let memory = target.process.memory();
+        let mut names = WaitNames::new(&target.process, &vms, root);
+        let requests = WaitRequests::asked(&target.options, &memory, &vms, &mut names);
         Self {
             process: target.process.clone(),
-            memory: target.process.memory(),
-            names: WaitNames::new(&target.process, &vms, root),
+            memory,
+            names,
+            requests,
             c_stacks: CStacks::default(),
             vms_so_far: vms.len(),
             vms: (0..).zip(vms).map(|(index, vm)| CoroutineLooks::new(vm, index, now)).collect(),
@@ -125,12 +132,13 @@ impl ProcessLooks {
         profile: &mut WaitProfile,
         mut act: impl FnMut(&mut CoroutineLooks, &mut Looking<'_>) -> Option<(Option<Duration>, VmFound)>,
     ) -> Vec<VmFound> {
-        let Self { process, memory, names, c_stacks, vms, vms_so_far, doubts, .. } = self;
+        let Self { process, memory, names, requests, c_stacks, vms, vms_so_far, doubts, .. } = self;
         let mut used_stacks = None;
         let mut all = Vec::new();
         vms.retain_mut(|vm| {
             let used_stacks = &mut used_stacks;
-            let mut looking = Looking { process, memory, names, profile, vms: *vms_so_far, used_stacks, c_stacks };
+            let vms = *vms_so_far;
+            let mut looking = Looking { process, memory, names, requests, profile, vms, used_stacks, c_stacks };
             let found = act(vm, &mut looking);
             let is_there = vm.vm.still_valid(memory);
             if is_there {
@@ -164,6 +172,9 @@ impl ProcessLooks {
 
     fn add(&mut self, vm: Vm, now: Instant) {
         self.names.add_vm(&vm);
+        if let Some(requests) = &mut self.requests {
+            requests.see_vm(&self.memory, &vm, &mut self.names);
+        }
         self.vms.push(CoroutineLooks::new(vm, self.vms_so_far, now));
         self.vms_so_far += 1;
     }
@@ -184,6 +195,11 @@ impl ProcessLooks {
             let to = moved.get(stack.index()).copied().unwrap_or(stack);
             *self.pending.waiting.entry(to).or_insert(0.0) += count;
         }
+    }
+
+    /// What became of the look for requests, if somebody asked for them.
+    pub fn requests(&self) -> Option<RequestTally> {
+        self.requests.as_ref().map(WaitRequests::tally)
     }
 
     /// What may be wrong with what was found.

@@ -17,6 +17,7 @@ use crate::options::{Options, Scope};
 use crate::output::ReportFile;
 use crate::output::pieces::{SinceThen, now_in_names};
 use crate::recording::stop::Stop;
+use crate::resolve::RequestTally;
 use crate::session::{NewChildren, SessionControl};
 use crate::sink::{Interval, Sink, end_all, show_all};
 use crate::target::RecordTarget;
@@ -44,6 +45,7 @@ pub struct WaitSession<'a> {
     cost: Duration,
     /// Of processes that are over: what may be wrong, and what the look of this stretch has found.
     doubts: Doubts,
+    requests: RequestTally,
     left: WaitLook,
     told: SinceThen,
     was_slowed: bool,
@@ -79,6 +81,7 @@ impl<'a> WaitSession<'a> {
             deadline: options.duration.and_then(|duration| now.checked_add(duration)),
             cost: Duration::ZERO,
             doubts: Doubts::default(),
+            requests: RequestTally::default(),
             left: WaitLook::default(),
             told: SinceThen::default(),
             was_slowed: false,
@@ -240,9 +243,10 @@ impl<'a> WaitSession<'a> {
 
     /// Parts with processes that have exited, or run another program. Whether none is left.
     fn end_over(&mut self) -> bool {
-        let Self { processes, doubts, left, .. } = self;
+        let Self { processes, doubts, requests, left, .. } = self;
         for mut process in processes.extract_if(.., |process| !process.process().runs_same_program()) {
             doubts.add(process.doubts());
+            process.requests().into_iter().for_each(|tally| requests.add(tally));
             process.take(left);
         }
         self.processes.is_empty()
@@ -308,7 +312,10 @@ impl<'a> WaitSession<'a> {
         let files: Vec<PathBuf> = files?.into_iter().filter(|path| path != Path::new("-")).collect();
         if !self.options.quiet {
             let slowed_to = self.pace.is_slowed().then(|| self.pace.stretch());
-            let summary = WaitSummary { end: stop.describe(), duration, slowed_to, cost: self.cost, files };
+            let mut requests = std::mem::take(&mut self.requests);
+            self.processes.iter().filter_map(ProcessLooks::requests).for_each(|tally| requests.add(tally));
+            let requests = self.options.wants_requests().then_some(requests);
+            let summary = WaitSummary { end: stop.describe(), duration, slowed_to, cost: self.cost, files, requests };
             let text = summary.text(&self.profile, &self.all_doubts(), self.options.verbose);
             for line in text.lines() {
                 let is_loss = line.starts_with("LOST");

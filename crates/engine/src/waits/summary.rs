@@ -8,7 +8,7 @@ use lj_trace_profile::WaitProfile;
 
 use super::vm_found::Doubts;
 use crate::output::next_step;
-use crate::resolve::UNSEARCHED;
+use crate::resolve::{RequestTally, UNSEARCHED};
 
 /// Reasons why figures lack something, as reports have them.
 pub const MOVING: &str = "times that a coroutine moved while it was read: it did not count as waiting then";
@@ -30,6 +30,8 @@ pub struct WaitSummary {
     pub cost: Duration,
     /// What was written.
     pub files: Vec<PathBuf>,
+    /// What became of the look for requests, if somebody asked for them.
+    pub requests: Option<RequestTally>,
 }
 
 impl Doubts {
@@ -71,6 +73,9 @@ impl WaitSummary {
         for (reason, count) in lost {
             let _ = writeln!(text, "LOST {count} {reason}");
         }
+        if let Some(requests) = &self.requests {
+            write_requests(&mut text, requests);
+        }
         for file in self.files.iter().filter(|file| file.as_os_str() != "-") {
             let _ = writeln!(text, "wrote {}{}", file.display(), next_step(file));
         }
@@ -84,4 +89,19 @@ impl WaitSummary {
         }
         text
     }
+}
+
+/// For how many waits the request is known, and of how many not, and why.
+fn write_requests(text: &mut String, requests: &RequestTally) {
+    let RequestTally { is_wanted, found, without, unknown, .. } = requests;
+    let counted = |count: u64, what: &str| format!("{count} {what}");
+    let mut parts = vec![counted(*found, "with a request"), counted(*without, "of coroutines that serve none")];
+    parts.extend(unknown.iter().map(|(reason, count)| format!("{count} whose request is not known: {reason}")));
+    // Writing to a string cannot fail.
+    let _ = match is_wanted {
+        true => writeln!(text, "waits that began: {}", parts.join(", ")),
+        false => {
+            writeln!(text, "no requests: its LuaJIT has no word for requests in coroutines: it is not OpenResty's")
+        }
+    };
 }

@@ -9,6 +9,7 @@ use lj_trace_profile::model::StackId;
 
 use super::c_stacks::{CStacks, UsedStacks};
 use super::names::WaitNames;
+use super::requests::WaitRequests;
 use crate::coroutines::Status;
 
 /// A coroutine, as the last look has seen it.
@@ -20,7 +21,8 @@ pub struct Known {
     pub print: u64,
     /// Its stack, if it waits.
     pub own: Option<StackId>,
-    /// The same behind that of the coroutine that waits for it, if it is known which that is.
+    /// The same behind that of the coroutine that waits for it, if it is known which that is. [`None`] as well if it is left
+    /// out: its request is none of those that are kept.
     pub waits: Option<StackId>,
     /// Whether it has moved since its stack was walked, or never was: that is to be done.
     pub has_moved: bool,
@@ -53,6 +55,8 @@ pub struct Looking<'a> {
     pub memory: &'a ProcessMemory,
     /// What names frames.
     pub names: &'a mut WaitNames,
+    /// What finds requests, if somebody asks for them.
+    pub requests: &'a mut Option<WaitRequests>,
     /// Where the figures go.
     pub profile: &'a mut WaitProfile,
     /// How many VMs the process has.

@@ -22,12 +22,13 @@ impl CoroutineLooks {
         self.links.retain(|_, parent| indices.contains_key(parent));
         for child in self.joined.drain(..) {
             if let Some(&index) = indices.get(&child) {
-                self.known[index].waits = self.known[index].own;
+                self.known[index].waits = self.known[index].waits.and(self.known[index].own);
             }
         }
         let mut stacks = Vec::new();
         for &child in self.links.keys() {
             if let Some(&index) = indices.get(&child)
+                && self.known[index].waits.is_some()
                 && let Some(stack) = self.joined_stack(looking, &indices, child, MAX_CHAIN)
             {
                 stacks.push((child, index, stack));

@@ -171,8 +171,8 @@ impl CoroutineLooks {
                 let (index, head, _) = may_wait[number];
                 let known = &mut known[index];
                 let print = bytes.map(|bytes| head.print(bytes));
-                if let Some(waits) = known.waits.filter(|_| print == Some(known.print)) {
-                    found.count_pair(Some(waits), true);
+                if known.own.is_some() && print == Some(known.print) {
+                    found.count_pair(known.waits, true);
                 } else {
                     found.count_pair(known.waits, false);
                     if chosen.is_none() {

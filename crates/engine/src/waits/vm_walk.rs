@@ -10,6 +10,7 @@ use lj_trace_luajit::{LuaValue, Vm, VmStatus};
 use lj_trace_process::clocks::ClockId;
 
 use super::heads::CoroutineHead;
+use super::requests::WaitGroup;
 use super::vm_found::{Looking, VmFound, there};
 use super::vm_look::CoroutineLooks;
 use crate::coroutines::snapshots::{self, TOGETHER};
@@ -98,9 +99,20 @@ impl CoroutineLooks {
                 let (stack, start) = snapshot.lua_stack();
                 let from = (at.saturating_sub(start)) as usize;
                 let Some(window) = stack.get(from..from + size) else { return };
-                let waits = looking.names.stack(looking.profile, *own, looking.vms, &walk);
+                let mut group = WaitGroup::default();
+                if let Some(requests) = looking.requests.as_mut() {
+                    let runs_lua = walk.frames.iter().any(|record| record.kind == RecordKind::Lua as u8);
+                    group = requests.of(looking.memory, vm, thread, runs_lua);
+                    // It may serve another one by now.
+                    if CoroutineSnapshot::read(looking.memory, vm, thread).as_ref() != Some(&snapshot) {
+                        doubts.moving += 1;
+                        known.has_moved = true;
+                        return;
+                    }
+                }
+                let waits = looking.names.stack(looking.profile, (*own, looking.vms), &walk, group.frame);
                 known.print = head.print(window);
-                (known.own, known.waits) = (Some(waits), Some(waits));
+                (known.own, known.waits) = (Some(waits), Some(waits).filter(|_| !group.is_left_out));
                 (known.certain, known.is_fresh) = (now, true);
                 let first = walk.frames.iter().find(|record| record.kind != RecordKind::CFrame as u8);
                 if let Some(record) = first.filter(|record| looking.names.is_waiting_for_others(record)) {
