@@ -15,13 +15,13 @@ pub const MAX_TURNS: usize = 1024;
 pub const MAX_STACKS: usize = 500;
 
 /// Where Lua was entered: the outermost coroutine and its C frame.
-pub type Entry = Option<(u64, u64)>;
+pub type LuaEntry = Option<(u64, u64)>;
 
 /// A stack of a turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TurnStack {
     /// Where Lua was entered.
-    pub entry: Entry,
+    pub entry: LuaEntry,
     /// For how many nanoseconds it stands.
     pub weight: u64,
     /// Innermost first.
@@ -43,9 +43,9 @@ pub struct TurnSamples {
     count: u64,
     beyond: u64,
     /// The entry that is under way, and how long it has been.
-    current: Option<(Entry, u64)>,
+    current: Option<(LuaEntry, u64)>,
     /// The longest one before, and how many there were before.
-    longest: Option<(Entry, u64)>,
+    longest: Option<(LuaEntry, u64)>,
     entries: usize,
     /// What was waited for.
     reasons: BTreeMap<String, u64>,
@@ -78,7 +78,7 @@ impl TurnSamples {
         }
     }
 
-    fn note_entry(&mut self, ended: Option<(Entry, u64)>) {
+    fn note_entry(&mut self, ended: Option<(LuaEntry, u64)>) {
         let Some((entry, weight)) = ended else { return };
         self.entries += usize::from(entry.is_some());
         if self.longest.is_none_or(|(_, longest)| weight > longest) {
@@ -88,7 +88,7 @@ impl TurnSamples {
 
     /// How many entries of Lua there were, and the longest stretch of the turn: where it entered Lua, and for how many
     /// nanoseconds it was.
-    pub fn entries(&self) -> (usize, Option<(Entry, u64)>) {
+    pub fn entries(&self) -> (usize, Option<(LuaEntry, u64)>) {
         let current = self.current.filter(|(_, weight)| self.longest.is_none_or(|(_, longest)| *weight > longest));
         let is_one_more = self.current.is_some_and(|(entry, _)| entry.is_some());
         (self.entries + usize::from(is_one_more), current.or(self.longest))

@@ -8,7 +8,7 @@ mod gather;
 mod longest;
 
 pub use blame::{Blame, blame};
-pub use gather::{Entry, Gathered, MAX_STACKS, MAX_TURNS, TurnSamples, TurnStack};
+pub use gather::{Gathered, LuaEntry, MAX_STACKS, MAX_TURNS, TurnSamples, TurnStack};
 pub use longest::Longest;
 
 use std::collections::BTreeMap;

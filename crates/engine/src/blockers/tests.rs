@@ -27,7 +27,7 @@ fn c(symbol: &str) -> Arc<Frame> {
 const MS: u64 = 1_000_000;
 
 /// A sample of no request.
-fn seen(entry: Entry, weight: u64, frames: Vec<Arc<Frame>>) -> TurnStack {
+fn seen(entry: LuaEntry, weight: u64, frames: Vec<Arc<Frame>>) -> TurnStack {
     TurnStack { entry, weight, frames, request: None }
 }
 
