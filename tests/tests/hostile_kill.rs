@@ -4,7 +4,7 @@
 //! `LJ_TRACE_TEST_KILLS` says how many kills there are (`cargo xtask test kills`).
 
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::thread::sleep;
@@ -45,9 +45,15 @@ fn kills() -> u64 {
     std::env::var("LJ_TRACE_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(24)
 }
 
-/// What the kernel has said of probes that it could not take out, by the processes that have these ids, or hold probes.
-fn leaked(pids: &[u32]) -> Result<Vec<String>> {
+/// What the kernel says from now on. What it has said before is of others: a test beside this one kills who holds the probes.
+fn kernel_log() -> Result<File> {
     let mut log = File::options().read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg")?;
+    log.seek(SeekFrom::End(0))?;
+    Ok(log)
+}
+
+/// What it has said of probes that it could not take out, by the processes that have these ids, or hold probes.
+fn leaked(mut log: File, pids: &[u32]) -> Result<Vec<String>> {
     let mut leaked = Vec::new();
     // A record each time.
     let mut record = [0; 8192];
@@ -97,7 +103,7 @@ fn kills_leave_nothing_behind() -> Result<()> {
     // Nobody reads what it says: it must not wait for that.
     workload.leave_unread()?;
     let (mut random, mut killed) = (Random(0x9e37_79b9_7f4a_7c15), Vec::new());
-    let output = folder.path().join("run.bin");
+    let (output, log) = (folder.path().join("run.bin"), kernel_log()?);
     for kill in 0..kills() {
         let modes = if windows::are_possible() { MODES.len() } else { MODES.len() - 1 };
         let mode = MODES[kill as usize % modes];
@@ -125,7 +131,7 @@ fn kills_leave_nothing_behind() -> Result<()> {
         drop(tracer);
         expect_clean(pid, &what)?;
     }
-    let leaked = leaked(&killed)?;
+    let leaked = leaked(log, &killed)?;
     ensure!(leaked.is_empty(), "{leaked:#?}");
     Ok(())
 }
