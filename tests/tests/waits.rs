@@ -147,26 +147,39 @@ fn seconds_by_root(folded: &str) -> HashMap<String, f64> {
     seconds
 }
 
-#[test]
-fn waits_are_grouped_by_the_location_of_their_request() -> Result<()> {
-    let Some(nginx) = waiting_requests()? else { return Ok(()) };
+/// What is told with this option of so many clients' requests, by what stacks begin with, in seconds; and the truth.
+fn told_of_requests(option: [&str; 2], clients: u64, seconds: u64) -> Result<Option<ToldAndTrue>> {
+    let Some(nginx) = waiting_requests()? else { return Ok(None) };
     let [worker] = nginx.workers() else { anyhow::bail!("one worker was asked for") };
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("waits.folded");
-    let words = ["--group-by", "location", "--interval", &format!("{LOOKS}s"), "-o", &file.display().to_string()];
+    let (interval, output) = (format!("{LOOKS}s"), file.display().to_string());
+    let words = [&option[..], &["--interval", &interval, "-o", &output]].concat();
     let tracer = start(*worker, folder.path(), &words)?;
-    let truth = wait_in_requests(&nginx, 24, 8)?;
+    let truth = wait_in_requests(&nginx, clients, seconds)?;
     tracer.signal(libc::SIGINT)?;
-    let outcome = tracer.wait()?;
-    outcome.expect(0, &["waits that began: "]);
+    tracer.wait()?.expect(0, &["waits that began: "]);
     let told = seconds_by_root(&std::fs::read_to_string(&file)?);
-    println!("{told:?}\n{truth:?}\n{}", outcome.stderr);
-    for (name, (time, count)) in &truth {
-        let own = told.get(name).copied().unwrap_or(0.0);
-        // Each wait is told with an error that is spread evenly over the time between two looks, on either side. Four
-        // deviations, and a look that comes late now and then.
-        let error = 4.0 * LOOKS * (f64::from(3 * count) / 6.0).sqrt() + 0.02 * time;
-        ensure!((own - time).abs() < error, "{name}: {own} s are told, {time} +-{error} in truth, {told:?}");
+    println!("{told:?}\n{truth:?}");
+    Ok(Some((told, truth)))
+}
+
+type ToldAndTrue = (HashMap<String, f64>, HashMap<String, (f64, u32)>);
+
+/// Checks the seconds of some requests against how long and how often they have waited.
+fn expect_about(told: f64, (time, count): (f64, u32), what: &str) -> Result<()> {
+    // Each wait is told with an error that is spread evenly over the time between two looks, on either side. Four
+    // deviations, and a look that comes late now and then.
+    let error = 4.0 * LOOKS * (f64::from(3 * count) / 6.0).sqrt() + 0.02 * time;
+    ensure!((told - time).abs() < error, "{what}: {told} s are told, {time} +-{error} in truth");
+    Ok(())
+}
+
+#[test]
+fn waits_are_grouped_by_the_location_of_their_request() -> Result<()> {
+    let Some((told, truth)) = told_of_requests(["--group-by", "location"], 24, 8)? else { return Ok(()) };
+    for (name, waited) in &truth {
+        expect_about(told.get(name).copied().unwrap_or(0.0), *waited, name)?;
     }
     let others: f64 = told.iter().filter(|(name, _)| !truth.contains_key(*name)).map(|(_, time)| time).sum();
     ensure!(truth.len() == LOCATIONS.len() && others == 0.0, "{told:?} {truth:?}");
@@ -175,20 +188,8 @@ fn waits_are_grouped_by_the_location_of_their_request() -> Result<()> {
 
 #[test]
 fn waits_of_one_location_can_be_kept() -> Result<()> {
-    let Some(nginx) = waiting_requests()? else { return Ok(()) };
-    let [worker] = nginx.workers() else { anyhow::bail!("one worker was asked for") };
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("waits.folded");
-    let words = ["--only", "location=/threads/", "--interval", &format!("{LOOKS}s"), "-o", &file.display().to_string()];
-    let tracer = start(*worker, folder.path(), &words)?;
-    let truth = wait_in_requests(&nginx, 16, 5)?;
-    tracer.signal(libc::SIGINT)?;
-    tracer.wait()?.expect(0, &[]);
-    let told: f64 = seconds_by_root(&std::fs::read_to_string(&file)?).values().sum();
-    let (time, count) = truth["/threads/"];
-    let error = 4.0 * LOOKS * (f64::from(3 * count) / 6.0).sqrt() + 0.02 * time;
-    ensure!((told - time).abs() < error, "{told} s are told, {time} +-{error} in truth");
-    Ok(())
+    let Some((told, truth)) = told_of_requests(["--only", "location=/threads/"], 16, 5)? else { return Ok(()) };
+    expect_about(told.values().sum(), truth["/threads/"], "/threads/")
 }
 
 #[test]

@@ -94,14 +94,11 @@ impl WaitSummary {
 /// For how many waits the request is known, and of how many not, and why.
 fn write_requests(text: &mut String, requests: &RequestTally) {
     let RequestTally { is_wanted, found, without, unknown, .. } = requests;
-    let counted = |count: u64, what: &str| format!("{count} {what}");
-    let mut parts = vec![counted(*found, "with a request"), counted(*without, "of coroutines that serve none")];
+    let mut parts = vec![format!("{found} with a request"), format!("{without} of coroutines that serve none")];
     parts.extend(unknown.iter().map(|(reason, count)| format!("{count} whose request is not known: {reason}")));
     // Writing to a string cannot fail.
     let _ = match is_wanted {
         true => writeln!(text, "waits that began: {}", parts.join(", ")),
-        false => {
-            writeln!(text, "no requests: its LuaJIT has no word for requests in coroutines: it is not OpenResty's")
-        }
+        false => writeln!(text, "no requests: {}", requests.why_none().unwrap_or_default()),
     };
 }
