@@ -162,3 +162,11 @@ fn processes_that_live_for_a_moment_are_recorded() -> Result<()> {
     ensure!(outcome.recorded >= 0.9 * outcome.started as f64, "{outcome:?}");
     Ok(())
 }
+
+#[test]
+fn the_kernel_wakes_the_agent_for_a_single_process() -> Result<()> {
+    // One that looked every 200 ms would meet a fifth of those that live for 100 ms; half leaves room for a busy machine.
+    let outcome = host::come_and_go(1, 100, 12)?;
+    ensure!(outcome.harmed == 0 && outcome.recorded >= 0.5 * outcome.started as f64, "{outcome:?}");
+    Ok(())
+}

@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lj_trace_luajit::{FindError, FirstVms, find_first_vms};
+use lj_trace_probes::task_events::TaskEvents;
 use lj_trace_process::started::StartedProcesses;
 use lj_trace_process::{Maps, Process, TargetError, proc_file};
 use lj_trace_profile::Resource;
@@ -23,13 +24,14 @@ use super::config::AgentConfig;
 use super::metadata::{self, ContainerAttributes, HostAttributes};
 use crate::host::CodeFiles;
 
-/// How often it is looked for new processes while some start.
+/// The shortest time from one look for new processes to the next.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// The same where none has started for some time.
-const QUIET_INTERVAL: Duration = Duration::from_millis(50);
+/// The longest, where the kernel wakes us up when a process starts: the rules may have changed meanwhile.
+const LONGEST_REST: Duration = Duration::from_millis(200);
 
-/// That time.
+/// Where it does not: how often we look if no process has started for [`QUIET`].
+const QUIET_INTERVAL: Duration = Duration::from_millis(50);
 const QUIET: Duration = Duration::from_secs(2);
 
 /// After so long it is looked for new processes again, whatever is left to look at.
@@ -121,6 +123,8 @@ impl Discovery {
             next_due: Instant::now(),
             last_start: Instant::now(),
             started: StartedProcesses::default(),
+            // Without them it looks more often.
+            task_events: TaskEvents::open().ok(),
             period: 0,
             shared: Arc::clone(&shared),
             sender,
@@ -129,7 +133,7 @@ impl Discovery {
             while look.shared.goes_on.load(Ordering::Relaxed) {
                 match look.round(Instant::now()) {
                     None => return,
-                    Some(Round::Done) => thread::sleep(look.interval()),
+                    Some(Round::Done) => look.rest(),
                     Some(Round::MoreIsDue) => {}
                 }
             }
@@ -213,6 +217,8 @@ struct Look {
     /// When a process was seen last that had just started.
     last_start: Instant,
     started: StartedProcesses,
+    /// Wakes us up when a process starts.
+    task_events: Option<TaskEvents>,
     /// Of [`ChosenProcesses`].
     period: u64,
     shared: Arc<Shared>,
@@ -239,9 +245,22 @@ enum Outcome {
 }
 
 impl Look {
-    /// After a round, the next one comes so much later.
-    fn interval(&self) -> Duration {
-        if self.last_start.elapsed() < QUIET { INTERVAL } else { QUIET_INTERVAL }
+    /// Sleeps until the next round: until a process may have started, or one is due.
+    fn rest(&mut self) {
+        thread::sleep(INTERVAL);
+        if self.started.expects_more() {
+            return;
+        }
+        let due = self.next_due.saturating_duration_since(Instant::now());
+        match &self.task_events {
+            Some(events) => {
+                if events.wait(due.min(LONGEST_REST)).is_err() {
+                    self.task_events = None;
+                }
+            }
+            None if self.last_start.elapsed() < QUIET => {}
+            None => thread::sleep(due.min(QUIET_INTERVAL.saturating_sub(INTERVAL))),
+        }
     }
 
     /// One turn; [`None`] if nobody takes what it finds.
@@ -308,6 +327,8 @@ impl Look {
         }
         let began = Instant::now();
         if self.started.is_list_due(began) {
+            // CPUs that were switched on since have no event.
+            self.task_events.take_if(|events| !events.is_complete());
             let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
             let all: BTreeSet<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
             self.seen.retain(|pid, _| all.contains(pid));

@@ -32,6 +32,7 @@ pub mod session;
 mod set;
 pub mod switching;
 mod switching_processes;
+pub mod task_events;
 mod timely;
 mod trapped;
 pub mod turn_cost;

@@ -213,6 +213,24 @@ fn cpu_period(rate: u32, weight: u32) -> u64 {
     1_001_000_000 * u64::from(weight) / u64::from(rate.max(1))
 }
 
+/// Opens an event on a CPU that counts nothing, and whose ring gets a record for each task that is forked there or exits. Whoever
+/// polls it is woken up for each record.
+///
+/// # Errors
+/// Whatever `perf_event_open(2)` gives: `EACCES` without privileges.
+pub(super) fn open_for_tasks(cpu: u32) -> io::Result<OwnedFd> {
+    const PERF_TYPE_SOFTWARE: u32 = 1;
+    const PERF_COUNT_SW_DUMMY: u64 = 9;
+    const TASK: u64 = 1 << 13;
+    const WAKEUP_EVENTS: u64 = 1;
+    let mut rest = [0; 8];
+    // The first half of the first word: `wakeup_events`.
+    rest[0] = WAKEUP_EVENTS;
+    let (kind, size) = (PERF_TYPE_SOFTWARE, size_of::<Attr>() as u32);
+    let attr = Attr { kind, size, config: PERF_COUNT_SW_DUMMY, flags: TASK, rest, ..Attr::default() };
+    open_on(&attr, EVERYBODY, cpu as libc::c_int)
+}
+
 /// Opens an event on thread `tid` that runs `program` `rate` times a second of the thread's CPU time, on this
 /// thread and on all threads that it starts later, once it is started. The program sees `cookie` on this thread, and 0 on those that
 /// inherit the event (`perf_event_alloc` in Linux's `kernel/events/core.c` copies the program alone).

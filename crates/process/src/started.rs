@@ -50,6 +50,11 @@ impl StartedProcesses {
         })
     }
 
+    /// Whether the kernel had given numbers at the last look whose processes it did not show yet: one more look finds them.
+    pub fn expects_more(&self) -> bool {
+        !self.absent.is_empty()
+    }
+
     /// Whether it is time to list all processes: some were missed, or it was long ago. Who does so tells it by
     /// [`listed`](Self::listed).
     pub fn is_list_due(&self, now: Instant) -> bool {
