@@ -22,11 +22,11 @@ pub const LOOP_WAITS: [LoopWait; 8] = [
 /// A system call that waits for events.
 #[derive(Clone, Copy, Debug)]
 pub struct LoopWait {
-    /// Its name, without what the kernel puts before it for a processor.
+    /// Its name, without the prefix that the kernel adds for a processor.
     pub call: &'static str,
-    /// The program at its beginning.
+    /// The BPF program at its entry.
     pub begins: &'static str,
-    /// The program at its end.
+    /// The BPF program at its return.
     pub ends: &'static str,
 }
 
