@@ -93,8 +93,8 @@ pub enum FindError {
 /// Time between two looks.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 
-/// So long VMs are looked at that do not hold still: states of a VM in which not all invariants hold are over within
-/// microseconds, but it may be in such a state many times a second.
+/// How long to look at VMs whose memory changes. States of a VM in which some invariant does not hold are over within
+/// microseconds, but the VM may be in such a state many times a second.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The fewest looks within that time, even on a machine that leaves little time for them.
@@ -109,7 +109,8 @@ const REFUTED_BY_ANOTHER: u32 = 8;
 /// How often a VM is looked at before its evidence counts as complete.
 const LOOKS: u32 = 4;
 
-/// The most failures of any kind then: the memory that a wrong layout points to may never hold still.
+/// If another layout fits, a layout is also refuted after this many failures of any kind: the memory that a wrong layout
+/// points to may never hold still.
 const FAILED_BESIDE_ANOTHER: u32 = 16;
 
 /// The most candidates that get more than a quick look. Processes have a thousand VMs at most; only memory that is made
@@ -341,7 +342,7 @@ struct Examined<'a> {
     layouts: Rc<[KnownLayout]>,
     /// Evidence for each layout, by index.
     evidence: Vec<Evidence>,
-    /// How often it was looked at, and since when.
+    /// How many looks there were, and when they began.
     looks: u32,
     since: Instant,
 }

@@ -88,7 +88,7 @@ const MAX_COROUTINES: usize = 1 << 22;
 pub struct Coroutines {
     /// Addresses of their `lua_State`s, the main thread first, then from the newest to the oldest.
     pub threads: Vec<u64>,
-    /// Whether these are all: a heap may have too many objects to look at, or change too fast.
+    /// Whether these are all coroutines: a heap may have too many objects to look at, or change too fast.
     pub complete: bool,
 }
 

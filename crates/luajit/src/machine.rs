@@ -41,7 +41,7 @@ pub struct InterpreterText {
     /// Whether the range comes from unwind information (`.eh_frame`). If not, it only spans the dispatch
     /// targets, and code after the last of them is missed.
     pub exact: bool,
-    /// Where in it a C frame has no Lua frame.
+    /// Places in the code where a C frame has no Lua frame.
     pub edges: Edges,
 }
 
