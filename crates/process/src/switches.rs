@@ -26,7 +26,7 @@ impl Switches {
         Self { pid, threads, sum: 0, next: Instant::now() + INTERVAL }
     }
 
-    /// Looks, if it is time to.
+    /// Takes a look, if it is time for one.
     pub fn look(&mut self) {
         let now = Instant::now();
         if now >= self.next {

@@ -1,10 +1,9 @@
 //! Reads the layout of the interpreter's stack frame from its machine code.
 //!
-//! The unwind table gives the interpreter one row for its whole code: CFA = `rsp` + `CFRAME_SIZE`. That
-//! holds in the bytecodes, but not while a frame is entered or left, in the math helpers (called without
-//! unwind information), or in the trace exit handler. These functions decide by the instructions around
-//! an address (`vm_x64.dasc` and `vm_x86.dasc`: macros [`saveregs`], `restoreregs`, label [`vm_exit_handler`],
-//! LuaJIT 2.0 to August 2026, OpenResty, Tarantool).
+//! The unwind table gives the interpreter one row for its whole code: CFA = `rsp` + `CFRAME_SIZE`. That is right in the
+//! bytecodes, but not while a frame is entered or left, in the math helpers (called without unwind information), or in the
+//! trace exit handler. These functions decide by the instructions around an address (`vm_x64.dasc` and `vm_x86.dasc`: macros
+//! [`saveregs`], `restoreregs`, label [`vm_exit_handler`], LuaJIT 2.0 to August 2026, OpenResty, Tarantool).
 //!
 //! LuaJIT's sources: [`saveregs` without GC64], [`vm_exit_handler` without GC64], [`vm_unwind_c`], [`vm_floor`],
 //! [`vm_cpcall`], [`vm_ffi_call`], [`vm_ffi_callback`].
@@ -26,7 +25,7 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInf
 use crate::registers::Register;
 use crate::vm_frame::{BaseAfterCall, CodeFrame};
 
-/// How the interpreter's frame is laid out: what `saveregs` pushes, and the space below.
+/// The layout of the interpreter's frame: the registers that `saveregs` pushes, and the space below.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrameShape {
     /// The registers in the order in which they are pushed, right below the return address.
@@ -36,7 +35,7 @@ pub struct FrameShape {
 }
 
 impl FrameShape {
-    /// The shape of a build whose code cannot be read: four registers (builds with unwind tables).
+    /// The usual shape, for a build whose code cannot be read: four registers (builds with unwind tables).
     pub fn usual(cframe_size: u64) -> Self {
         let saved = vec![Register::Rbp, Register::Rbx, Register::R15, Register::R14];
         Self { space: cframe_size.saturating_sub(8 + 8 * saved.len() as u64), saved }
@@ -47,31 +46,31 @@ impl FrameShape {
         8 + 8 * self.saved.len() as u64 + self.space
     }
 
-    /// Where the register pushed as number `index` is, counted from the CFA.
+    /// Offset from the CFA of the register that is pushed as number `index`.
     pub fn slot(index: usize) -> i64 {
         -16 - 8 * index as i64
     }
 }
 
-/// Where the frame is at one instruction of the interpreter.
+/// The state of the frame at one instruction of the interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// In the prologue or epilogue: `pushed` registers of the frame are on the stack, right at `rsp`, and
-    /// the others still (or again) in place. CFA = `rsp` + 8 + 8 * `pushed`.
+    /// In the prologue or epilogue: `pushed` registers of the frame are on the stack, right at `rsp`, and the others
+    /// still (or again) hold the caller's values. CFA = `rsp` + 8 + 8 * `pushed`.
     Partial {
-        /// How many of [`FrameShape::saved`].
+        /// How many registers of [`FrameShape::saved`] are pushed.
         pushed: usize,
     },
-    /// `rsp` is exactly the frame's lowest address, though `L->cframe` may not name it (yet, or any more).
+    /// `rsp` is exactly the frame's lowest address, though `L->cframe` may not point to it yet, or no longer.
     FrameAtRsp,
     /// About to drop everything below the C frame that `rdi` points to (`vm_unwind_c`, `vm_unwind_ff`).
     FrameAtRdi,
     /// In the trace exit handler, which works below the frame of the trace it came from.
     TraceExit,
-    /// In a helper without a frame of its own (`vm_floor`, `vm_mod`, ...), which the interpreter, traces and
-    /// C functions call: its caller's `rsp` is `rsp` + `size`, the return address being the word below that.
+    /// In a helper without a frame of its own (`vm_floor`, `vm_mod`, ...); the interpreter, traces and C functions call
+    /// it. Its caller's `rsp` is `rsp` + `size`, and the return address is the word below that.
     Helper {
-        /// Bytes of the helper's own on the stack, its return address included.
+        /// Bytes of the helper on the stack, with its return address.
         size: u64,
     },
     /// Anywhere else: `rsp` is the frame's lowest address.
@@ -87,10 +86,10 @@ pub struct VmText {
     exits: Vec<Range<u64>>,
 }
 
-/// Decoding never looks further than this; the longest run that matters is some 40 instructions.
+/// The most instructions to decode at a time; the longest run that matters has some 40 instructions.
 const MAX_INSTRUCTIONS: usize = 64;
 
-/// The longest distance from a prologue's end to the first jump (`vm_cpcall`: 92 bytes) is below this.
+/// The most bytes from a prologue's end to the first jump: the longest distance is 92 bytes (`vm_cpcall`).
 const MAX_AFTER_PROLOGUE: usize = 160;
 
 /// How `vm_exit_handler` begins: `push r13; push r12; push r11; ... push rbp; lea rbp, [rsp+88]`.
@@ -100,7 +99,7 @@ const EXIT_HANDLER: &[u8] = &[
 ];
 
 impl VmText {
-    /// Takes in the code of an interpreter that begins at `start`.
+    /// Analyzes the code of an interpreter that begins at `start`.
     pub fn new(start: u64, code: Vec<u8>, cframe_size: u64) -> Self {
         let found = frame_shape(&code).filter(|shape| shape.size() == cframe_size);
         let mut text =
@@ -114,8 +113,8 @@ impl VmText {
         &self.shape
     }
 
-    /// Where the frame is at `pc`: the instruction that was interrupted or, if `is_return`, the address a
-    /// C function will return to.
+    /// The state of the frame at `pc`: the instruction that was interrupted or, if `is_return`, the address that a C
+    /// function will return to.
     pub fn position(&self, pc: u64, is_return: bool) -> Position {
         if !is_return && let Some(pushed) = self.entering(pc).or_else(|| self.leaving(pc)) {
             return Position::Partial { pushed };
@@ -129,20 +128,20 @@ impl VmText {
         match self.runs_into(pc) {
             Some(Position::FrameAtRdi) if is_return => Position::Body,
             Some(position) => position,
-            // What follows a call of a function that never returns may be a helper.
+            // After a call that never returns, the next code may be a helper.
             None if is_return => Position::Body,
             None => self.returns(pc).map_or(Position::Body, |size| Position::Helper { size }),
         }
     }
 
-    /// Whether the frame is being made or left at `pc`, an interrupted instruction.
+    /// Whether the frame is being entered or left at `pc`, an interrupted instruction.
     pub fn is_at_edge(&self, pc: u64) -> bool {
         matches!(self.position(pc, false), Position::Partial { .. } | Position::FrameAtRsp)
     }
 
-    /// Whether what was called from here can return to `address`: a call ends there, or that is not known.
+    /// Whether a call can return to `address`: a call instruction ends there, or that is not known.
     pub fn may_return_to(&self, address: u64) -> bool {
-        /// Of a call, with the largest displacement there is.
+        /// The most bytes of an indirect call, with the largest displacement.
         const LONGEST: u64 = 8;
         let ends_there = |length: u64| {
             let decoded = self.decoder(address.checked_sub(length)?).map(|mut decoder| decoder.decode())?;
@@ -164,7 +163,7 @@ impl VmText {
         decoder(&self.code, self.start, address)
     }
 
-    /// In the prologue: what follows are the rest of its pushes and `sub rsp, space`.
+    /// In the prologue: the rest of its pushes and `sub rsp, space` follow.
     fn entering(&self, pc: u64) -> Option<usize> {
         let mut decoder = self.decoder(pc)?;
         let mut pushes = Vec::new();
@@ -185,7 +184,7 @@ impl VmText {
         None
     }
 
-    /// In the epilogue: what follows are the rest of its pops and `ret`, or a jump to another function.
+    /// In the epilogue: the rest of its pops and `ret`, or a jump to another function, follow.
     fn leaving(&self, pc: u64) -> Option<usize> {
         let mut decoder = self.decoder(pc)?;
         let mut pops = Vec::new();
@@ -204,8 +203,8 @@ impl VmText {
         None
     }
 
-    /// Whether the pops that an epilogue has behind it are what stands before `pc`; a bare `ret` is also
-    /// how the math helpers end.
+    /// Whether the pops that an epilogue has already executed come right before `pc`. Without them, a bare `ret` may
+    /// also end a math helper.
     fn ends_epilogue(&self, pc: u64, left: usize) -> bool {
         let before: Vec<u8> =
             self.shape.saved[left.min(self.shape.saved.len())..].iter().rev().flat_map(pop_bytes).collect();
@@ -215,8 +214,8 @@ impl VmText {
         self.code.get(..offset).is_some_and(|code| code.ends_with(&before))
     }
 
-    /// Whether straight-line code leads from the end of a prologue to `pc`: nothing on the way can have
-    /// left the frame. A return address counts if its call is the end of that run.
+    /// Whether straight-line code leads from the end of a prologue to `pc`: nothing on the way can have left the frame.
+    /// A return address counts if its call ends that run.
     fn follows_prologue(&self, pc: u64, is_return: bool) -> bool {
         let Some(offset) = pc.checked_sub(self.start).and_then(|offset| usize::try_from(offset).ok()) else {
             return false;
