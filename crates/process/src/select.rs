@@ -80,7 +80,8 @@ fn is_unit(part: &str, unit: &str) -> bool {
     part == unit || part.strip_suffix(".service") == Some(unit)
 }
 
-/// Whether this part of the path names the group of the container `id`: `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, `libpod-ID.scope`.
+/// Whether this part of the path names the group of the container `id`:
+/// `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, `libpod-ID.scope`.
 fn is_container(part: &str, id: &str) -> bool {
     /// Digits of an id, as container engines generate it.
     const DIGITS: usize = 64;

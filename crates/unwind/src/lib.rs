@@ -208,8 +208,8 @@ pub struct NativeStack {
     pub reach: u64,
 }
 
-/// Whether a frame may belong to an unknown C frame between two known ones. If so, it marks the frame as left out. A
-/// frame of a trace does not show this: the next known C frame counts as its own.
+/// Whether a frame may belong to an unknown C frame between two known ones; if so, it removes the frame's C frame. A trace
+/// always has the next known C frame, so its frame may belong to an unknown one even then.
 fn leave_out(kind: &mut NativeKind, registers: &Registers, cframes: &[CFrame]) -> bool {
     let next = cframes.iter().find(|cframe| cframe.address >= registers.sp());
     let NativeKind::Vm { cframe, region, .. } = kind else { return false };
@@ -286,8 +286,8 @@ impl Unwinder {
                     caller = row.apply(&registers, stack);
                 }
                 let caller = caller?;
-                // The VM calls no function that throws. So the handler's frame has already replaced that of the caller
-                // (`uw_install_context_1`).
+                // The VM never calls such a function: the function has already replaced its caller's frame with the
+                // handler's (`uw_install_context_1`).
                 let calls_it = |vm: &VmCode| vm.in_text(caller.pc()) || vm.in_mcode(caller.pc());
                 if row.may_throw() && vms.iter().any(calls_it) {
                     return Err(UnwindEnd::Thrown { pc: caller.pc() });

@@ -136,7 +136,7 @@ impl Symbolizer {
         NativeSymbol { name: None, module: module.into(), address, size: 0, offset_in_module: offset }
     }
 
-    /// Whether an address is in a mapped file, as far as is known: if it is not, the maps are read again, at most every 50 ms.
+    /// Whether an address is in a mapped file. The maps are read again if it is not, and whenever they are older than 50 ms.
     pub fn is_mapped(&mut self, address: u64) -> bool {
         if self.modules.refresh_if_due() {
             self.cache.clear();

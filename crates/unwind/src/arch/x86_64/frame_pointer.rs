@@ -157,8 +157,8 @@ impl Flow {
                 Some(_) => return None,
                 None => {}
             }
-            // A jump beyond the function's end leads to its cold part. Code also ends there, or in the middle of an
-            // instruction, after a call that does not return.
+            // No instruction begins here, at the function's end or in the middle of an instruction: the path is a jump to
+            // the function's cold part, or comes from a call that does not return.
             let Some(instruction) = self.code.get(&at) else { continue };
             self.depths.insert(at, depth);
             let after = step(instruction, depth)?;
