@@ -30,7 +30,8 @@ const DROP_OLD: u32 = 0xa8cd_7bfd;
 const POINTER_AT_SP: u32 = 0x9100_03fd;
 const POINTER_AT_RECORD: u32 = 0x9103_03fd;
 
-/// The most instructions that save registers after the one that sets the frame pointer: nine, and one that may begin something else.
+/// The most instructions that save registers after the one that sets the frame pointer: nine, and one that may begin
+/// something else.
 const MAX_SAVES: u64 = 12;
 
 /// The most instructions of a helper.

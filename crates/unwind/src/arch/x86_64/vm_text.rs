@@ -230,9 +230,9 @@ impl VmText {
         ends.into_iter().any(|end| self.runs_straight(end, pc, is_return))
     }
 
-    /// Whether the code at `pc` runs, past conditional jumps and calls of other helpers, into a `ret` that is not the
-    /// epilogue's, and what it takes from the stack on the way, that return address included. The
-    /// interpreter proper never returns: it jumps from bytecode to bytecode.
+    /// Whether the code at `pc` runs, past conditional jumps and calls of other helpers, into a `ret` that does not end
+    /// an epilogue. Returns how many bytes it takes from the stack on the way, with the return address. The interpreter
+    /// proper never returns: it jumps from bytecode to bytecode.
     fn returns(&self, pc: u64) -> Option<u64> {
         let mut decoder = self.decoder(pc)?;
         let mut moved = 0_i64;
@@ -268,7 +268,7 @@ impl VmText {
         decoder.ip() == to
     }
 
-    /// Whether straight-line code leads from `pc` into the epilogue, or to where `rsp` is set from `rdi`.
+    /// Whether straight-line code leads from `pc` into the epilogue, or to the instruction that sets `rsp` from `rdi`.
     fn runs_into(&self, pc: u64) -> Option<Position> {
         let mut decoder = self.decoder(pc)?;
         for _ in 0..MAX_INSTRUCTIONS {
@@ -289,7 +289,7 @@ impl VmText {
         None
     }
 
-    /// Where the trace exit handler runs: from its start to where it sets `rsp` to the C frame.
+    /// The code of the trace exit handler: from its start to the instruction that sets `rsp` to the C frame.
     fn exit_handler(&self) -> Vec<Range<u64>> {
         let mut ranges = Vec::new();
         let Some(offset) = self.code.windows(EXIT_HANDLER.len()).position(|bytes| bytes == EXIT_HANDLER) else {
@@ -297,7 +297,7 @@ impl VmText {
         };
         let mut from = self.start + offset as u64;
         let Some(mut decoder) = self.decoder(from) else { return ranges };
-        // The SSE registers alone take 16 instructions, so this run is longer than others.
+        // Saving the SSE registers alone takes 16 instructions, so this run is longer than others.
         for _ in 0..4 * MAX_INSTRUCTIONS {
             let instruction = decoder.decode();
             if instruction.is_invalid() {
@@ -320,7 +320,7 @@ impl VmText {
     }
 }
 
-/// What an interpreter's code tells of its C frames: their size, as its epilogue shows it.
+/// The shape of the C frames: their size, from the interpreter's epilogue.
 pub fn code_frame(code: &[u8]) -> Option<CodeFrame> {
     frame_shape(code).map(|shape| CodeFrame { size: shape.size(), l: None })
 }
@@ -346,11 +346,11 @@ pub fn frame_shape(code: &[u8]) -> Option<FrameShape> {
     })
 }
 
-/// Where the interpreter keeps BASE (`rdx`) across the call that returns to `return_address`: the code after
-/// it tells, by taking BASE back. `code` begins at `start`; `l_base` is the offset of `lua_State.base`.
+/// Where the interpreter keeps BASE (`rdx`) across the call that returns to `return_address`. The code after the call
+/// shows it, because it restores BASE. `code` begins at `start`; `l_base` is the offset of `lua_State.base`.
 ///
-/// On the way there `rdx` may hold other things and more functions may be called, but nothing may store to
-/// `L->base`: what is loaded from it then was there during the call.
+/// Until then, `rdx` may hold other values and more functions may be called, but nothing may store to `L->base`: so the
+/// value that is loaded from there is the one during the call.
 pub fn base_after_call(code: &[u8], start: u64, return_address: u64, l_base: u64) -> BaseAfterCall {
     let Some(mut after) = decoder(code, start, return_address) else { return BaseAfterCall::Unknown };
     let mut factory = InstructionInfoFactory::new();
@@ -381,7 +381,7 @@ pub fn base_after_call(code: &[u8], start: u64, return_address: u64, l_base: u64
     BaseAfterCall::Unknown
 }
 
-/// Whether, and from where, the instruction loads BASE.
+/// Whether the instruction loads BASE, and from where.
 fn base_source(instruction: &Instruction, written: &[iced_x86::Register], l_base: u64) -> Option<BaseAfterCall> {
     let loads_rdx = instruction.mnemonic() == Mnemonic::Mov
         && instruction.op0_kind() == OpKind::Register
@@ -397,19 +397,18 @@ fn base_source(instruction: &Instruction, written: &[iced_x86::Register], l_base
     }
 }
 
-/// Whether the memory operand is `base` of a `lua_State` in a register.
+/// Whether the memory operand is the field `base` of a `lua_State` whose address is in a register.
 fn is_l_base(instruction: &Instruction, l_base: u64) -> bool {
     instruction.memory_displacement64() == l_base
         && instruction.memory_index() == iced_x86::Register::None
         && general(instruction.memory_base()).is_some_and(|register| register != Register::Rsp)
 }
 
-/// Where the frame of `vm_ffi_call` is at its first and last instructions. Its unwind entry says CFA =
-/// `rbp` + 16 and `rbx` saved throughout, which is true only between `push rbx` and `leave`. `offset` is
-/// how far into the function `code` begins. Returns what is on the stack at `rsp`: only the return address
-/// (0), or `rbp` as well (1); none where the entry is right.
+/// The state of the frame of `vm_ffi_call` at its first and last instructions. Its unwind entry says CFA = `rbp` + 16 and `rbx`
+/// saved everywhere, which is true only between `push rbx` and `leave`. `code` begins `offset` bytes into the function. Returns
+/// how many registers are on the stack besides the return address: none (0), or `rbp` (1); [`None`] where the entry is right.
 pub fn ffi_call_edge(offset: u64, code: &[u8]) -> Option<usize> {
-    /// `endbr64; push rbp; mov rbp, rsp; push rbx`: nothing later belongs to the prologue.
+    /// `endbr64; push rbp; mov rbp, rsp; push rbx`: no later instruction belongs to the prologue.
     const PROLOGUE: u64 = 8;
     match code {
         // `endbr64`, `push rbp`
@@ -428,7 +427,7 @@ fn decoder(code: &[u8], start: u64, address: u64) -> Option<Decoder<'_>> {
     Some(Decoder::with_ip(64, code, address, DecoderOptions::NONE))
 }
 
-/// A 64-bit general register (its 32-bit name counts: writing it sets all of it).
+/// A 64-bit general register. Its 32-bit name counts as well, because writing that sets the whole register.
 pub fn general(register: iced_x86::Register) -> Option<Register> {
     use iced_x86::Register as R;
     Some(match register.full_register() {
@@ -476,7 +475,7 @@ fn is_direct_jump(instruction: &Instruction) -> bool {
         && matches!(instruction.op0_kind(), OpKind::NearBranch64)
 }
 
-/// Whether execution goes on behind the instruction and with the same `rsp`.
+/// Whether execution continues after the instruction, with the same `rsp`.
 fn is_straight(instruction: &Instruction) -> bool {
     instruction.flow_control() == FlowControl::Next
         && instruction.stack_pointer_increment() == 0
@@ -495,8 +494,8 @@ fn pop_bytes(register: &Register) -> Vec<u8> {
     stack_bytes(*register, 0x58)
 }
 
-/// `push` (opcode 0x50) or `pop` (0x58) of a register. The hardware's numbers differ from DWARF's in the
-/// first eight.
+/// The bytes of a `push` (opcode 0x50) or `pop` (0x58) of a register. For the first eight registers, the hardware's
+/// numbers differ from DWARF's.
 fn stack_bytes(register: Register, opcode: u8) -> Vec<u8> {
     const HARDWARE: [u8; 8] = [0, 2, 1, 3, 6, 7, 5, 4];
     match HARDWARE.get(register as usize) {
@@ -509,7 +508,7 @@ fn stack_bytes(register: Register, opcode: u8) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// `jmp aword [DISPATCH+OP*8]`: how bytecodes end.
+    /// `jmp aword [DISPATCH+OP*8]`: the end of each bytecode.
     const NEXT: &[u8] = &[0x41, 0xff, 0x24, 0xee];
 
     /// `vm_call` of Debian's luajit 2.1.0~beta3 (x86-64, GC64) up to `mov [rbp+0x50], rsp`.
@@ -532,8 +531,8 @@ mod tests {
     /// The end of its `vm_floor`: `jbe +4; subsd xmm1, xmm0; movaps xmm0, xmm1; ret`.
     const VM_FLOOR: &[u8] = &[0x76, 0x04, 0xf2, 0x0f, 0x5c, 0xc8, 0x0f, 0x28, 0xc1, 0xc3];
 
-    /// The start of its `vm_ffi_callback`, `rbp` having been pushed by the callback's entry, up to the return
-    /// from lj_ccallback_enter (instructions in between left out).
+    /// The start of its `vm_ffi_callback`, after the callback's entry has pushed `rbp`, up to the return from
+    /// lj_ccallback_enter (some instructions between are left out).
     const VM_FFI_CALLBACK: &[u8] = &[
         0x53, 0x41, 0x57, 0x41, 0x56, 0x48, 0x83, 0xec, 0x28, 0x4c, 0x8d, 0xb5, 0x80, 0x0f, 0x00, 0x00, 0x48, 0x89,
         0xe6, 0xe8, 0xba, 0x17, 0xff, 0xff, 0x41, 0xc7, 0x86, 0x38, 0xf1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
@@ -541,7 +540,7 @@ mod tests {
 
     const START: u64 = 0x5_0000;
 
-    /// A text of these pieces, each behind the end of a bytecode; returns their addresses.
+    /// A text of these pieces, each after the end of a bytecode; returns their addresses.
     fn text<const N: usize>(pieces: [&[u8]; N]) -> (VmText, [u64; N]) {
         let mut code = Vec::new();
         let addresses = pieces.map(|piece| {
@@ -559,7 +558,7 @@ mod tests {
         let usual = FrameShape::usual(80);
         assert_eq!(frame_shape(VM_LEAVE), Some(usual.clone()));
         assert_eq!((usual.size(), usual.space), (80, 40));
-        // Tarantool since 2.6.3 has 16 bytes more.
+        // In Tarantool since 2.6.3, the frame has 16 bytes more.
         let mut tarantool = VM_LEAVE.to_vec();
         tarantool[14] = 0x38;
         assert_eq!(frame_shape(&tarantool), Some(FrameShape::usual(96)));
@@ -575,7 +574,7 @@ mod tests {
     fn returns_follow_calls_and_handlers_do_not() {
         // call rax; call [rbx+0x18]; call [r14+rax*8+0x1234]; call somewhere; mov eax, esi; mov rsp, rdi
         let calls: [&[u8]; 5] = [
-            // Of the first instructions it is not known what is before them.
+            // For the first instructions, the code before them is not known.
             &[0xff, 0xd0, 0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xd0],
             &[0xff, 0xd0],
             &[0xff, 0x53, 0x18],
@@ -600,7 +599,7 @@ mod tests {
         for (offset, pushed) in [(0, 0), (1, 1), (2, 2), (4, 3), (6, 4)] {
             assert_eq!(position(offset), Position::Partial { pushed }, "at {offset}");
         }
-        // The frame is whole, but not linked before the last instruction.
+        // The frame is whole, but it is linked only by the last instruction.
         for offset in [10, 15, 19, 55, 59] {
             assert_eq!(position(offset), Position::FrameAtRsp, "at {offset}");
         }
@@ -634,7 +633,7 @@ mod tests {
         for offset in [0, 2, 6, 9] {
             assert_eq!(text.position(floor + offset, false), Position::Helper { size: 8 }, "at {offset}");
         }
-        // Not so what a function that never returns would return to.
+        // This is not true for the return address of a function that never returns.
         assert_eq!(text.position(floor, true), Position::Body);
         let (text, [_, pushed]) = self::text([VM_LEAVE, &[0x90, 0x5b, 0xc3]]);
         assert_eq!(text.position(pushed, false), Position::Helper { size: 16 });
@@ -690,7 +689,7 @@ mod tests {
         // Tarantool 2.6.0, not GC64: `mov edx, ebp` and `mov edx, [ebp+16]`.
         assert_eq!(base(&[0x89, 0xea], 16), BaseAfterCall::Register(Register::Rbp));
         assert_eq!(base(&[0x67, 0x8b, 0x55, 0x10], 16), BaseAfterCall::LuaState);
-        // `mov rbp, [rsp+16]` first: what `rbp` held is gone.
+        // `mov rbp, [rsp+16]` comes first, so the old value of `rbp` is gone.
         assert_eq!(base(&[0x48, 0x8b, 0x6c, 0x24, 0x10, 0x48, 0x89, 0xea], 32), BaseAfterCall::Unknown);
         // Past a jump, a conditional one and a call; not past an indirect jump or a store to L->base.
         assert_eq!(
