@@ -55,7 +55,7 @@ struct Facts<'a, M> {
     layout: &'a VmLayout,
     thread: u64,
     global: u64,
-    /// Whether an address of unmapped memory was found, though the maps may be outdated.
+    /// Whether an address was outside of all mappings, which were read a moment ago and may be outdated.
     reads_elsewhere: Cell<bool>,
     /// Whether the VM had nothing that could violate the invariant.
     vacuous: Cell<bool>,

@@ -16,7 +16,7 @@ use crate::{Trace, Vm};
 /// The most areas: each has 64 KB, and `maxmcode` is a few MB.
 const MAX_AREAS: usize = 1 << 16;
 
-/// The most readings until two of them agree.
+/// How often to read until two readings agree.
 const READINGS: usize = 8;
 
 /// An area of machine code.
