@@ -101,7 +101,8 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
                 }
             }
         };
-        // For each place, how many of the places before it may have no machine code.
+        // For each place, how many of the places before it must have machine code of their own: between places with equal
+        // counts, all can be skipped.
         let mut skippable = vec![0_usize; places + 1];
         for place in 0..places {
             skippable[place + 1] = skippable[place] + usize::from(kinds[place].0);

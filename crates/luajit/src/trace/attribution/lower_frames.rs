@@ -76,16 +76,16 @@ impl LowerFrames {
         self.returns.is_empty()
     }
 
-    /// Where the code behind each return begins: in the intermediate code, and in the machine code; [`None`] if that cannot
-    /// be told. What the assembler emits for an instruction lies behind all that it emits for those before, and setting
-    /// `jit_base` is the last that a return does.
+    /// Where the code after each return begins, in the intermediate code and in the machine code; [`None`] if that is
+    /// not known. The assembler emits machine code in the order of the instructions, and a return sets `jit_base` as
+    /// the last thing that it does.
     pub fn bounds(&self) -> Option<Vec<(u16, u32)>> {
         let offsets = self.offsets.as_ref()?.iter();
         Some(self.returns.iter().zip(offsets).map(|(one, &offset)| (one.at + 1, offset)).collect())
     }
 
-    /// The function whose frame `jit_base` is at an offset of the machine code; [`None`] if the trace has not returned by
-    /// then, or if it cannot be told.
+    /// The function whose base is in `jit_base` at an offset of the machine code; [`None`] if the trace has not
+    /// returned by then, or if it is not known.
     pub fn base_at(&self, offset: u32) -> Option<Callee> {
         let last = self.offsets.as_ref()?.partition_point(|from| *from <= offset).checked_sub(1)?;
         self.returns[last].to.map(|(callee, _)| callee)
@@ -99,7 +99,7 @@ mod tests {
     const PAGE: Callee = Callee::Lua { prototype: 0x10, function: None };
     const ROW: Callee = Callee::Lua { prototype: 0x20, function: None };
 
-    /// A trace that returns to ROW, and from there to PAGE.
+    /// A trace that returns to ROW, and then to PAGE.
     fn lower(base_stores: &[u32]) -> LowerFrames {
         let returns = [(0x8005, (ROW, 5)), (0x8009, (PAGE, 8))].map(|(at, to)| Return { at, to: Some(to) });
         LowerFrames::new(returns.to_vec(), base_stores.to_vec())
