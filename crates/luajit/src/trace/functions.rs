@@ -310,8 +310,8 @@ impl TraceFunctions {
         self.names.builtin(ffid).is_none_or(|name| matches!(name, "ipairs_aux" | "next"))
     }
 
-    /// Whether a C function or fast function may be found as the metamethod of this name: like a Lua function, or as one of
-    /// those that the VM itself has put into the metatables of C data, C libraries and files, which are not looked up.
+    /// Whether a C function or fast function may be the metamethod of this name: found like a Lua function, or put by the VM
+    /// itself into the metatables of C data, C libraries and files, which the recorder does not look up.
     pub fn may_be_native_metamethod(&self, callee: Callee, name: &str) -> bool {
         let Callee::Native { ffid, .. } = callee else { return false };
         self.may_be_metamethod(callee, name) || self.is_metamethod_of_vm(ffid)

@@ -35,8 +35,8 @@ impl<M: ReadMemory> LiveVm<'_, M> {
         exit_byte_at(self.memory, address)
     }
 
-    /// Whether types of C data may have metatables: they are kept by negative keys, so in the hash part of a table
-    /// (`CTState.miscmap`, `lj_ctype.h`), which older versions keep behind another one.
+    /// Whether types of C data may have metatables. These are stored under negative keys, so in the hash part of a table
+    /// (`CTState.miscmap`, `lj_ctype.h`), which comes after another table in older versions.
     pub fn has_metatypes(&self) -> bool {
         let layout = &self.vm.layout;
         let gc64 = layout.is_gc64();

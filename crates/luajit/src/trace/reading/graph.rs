@@ -23,7 +23,7 @@ pub(super) struct SearchState {
 /// How a state was reached.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
-    /// The state before.
+    /// Number of the state before.
     pub from: u32,
     /// Reference of the IR instruction that was emitted on the way.
     pub made: Option<u16>,
