@@ -1,6 +1,6 @@
-//! Traces whose right reading was once refused. A live LuaJIT compiles each program in `traces`. Its lines `--
-//! certain:` list what some machine instruction certainly belongs to: the line in the innermost function, then the line
-//! in each caller within the trace, `8<11`. All these lines are in the one file.
+//! Traces whose right reading was once refused. A live LuaJIT compiles each program in `traces`. Its lines
+//! `-- certain:` list what some machine instruction certainly belongs to: the line in the innermost function, then the
+//! line in each caller within the trace, `8<11`. All these lines are in the one file.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};

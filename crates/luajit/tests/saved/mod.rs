@@ -3,8 +3,8 @@
 //! The file is an xz stream of lines of text, then bytes:
 //! 1. `lj-trace saved memory 1`
 //! 2. the address of the main thread, the address of the `global_State` (both hexadecimal), `true` with GC64, else
-//!   `false`; then the size of the interpreter's C frames from its unwind information, or `-` where the VM shows it
-//!   itself: it does not if the main thread has no C frame, as in a program that runs Lua in fibers
+//!    `false`; then the size of the interpreter's C frames from its unwind information, or `-` where the VM shows it
+//!    itself: it does not if the main thread has no C frame, as in a program that runs Lua in fibers
 //! 3. the process's mappings, as in `/proc/PID/maps`, and an empty line
 //! 4. until the end, by address: the start of a range and its length (two little-endian `u64`), and its bytes.
 //!
