@@ -177,7 +177,7 @@ pub const NO_POSITION: u32 = u32::MAX;
 pub struct FrameRecord {
     /// Address of the frame's first slot (BASE).
     pub base: u64,
-    /// Address of the `GCfunc`; for a [`RecordKind::CFrame`] that of the `lua_State`.
+    /// Address of the `GCfunc`; for a [`RecordKind::CFrame`], address of the `lua_State`.
     pub function: u64,
     /// Address of the `GCproto`, of the C function, or of the C frame.
     pub code: u64,

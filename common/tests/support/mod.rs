@@ -207,13 +207,13 @@ impl Lab {
         self.write_frame(self.base, function, link);
     }
 
-    /// A frame with a delta link of the given type, `slots` above the one below.
+    /// Pushes a frame with a delta link of the given type, `slots` above the frame below.
     pub fn push_delta(&mut self, kind: u64, slots: u64, function: u64) {
         self.base += slots * 8;
         self.write_frame(self.base, function, (slots * 8) | kind);
     }
 
-    /// A continuation frame: the metamethod `function` was called, and goes on at `pc`.
+    /// Pushes a continuation frame: the metamethod `function` was called, and its caller continues at `pc`.
     pub fn push_continuation(&mut self, pc: u64, continuation: u64, function: u64) {
         self.push_delta(2, 2 * self.header() + 4, function);
         if self.gc64() {

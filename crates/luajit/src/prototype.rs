@@ -481,7 +481,7 @@ impl Prototypes {
 pub(crate) mod tests {
     use super::*;
 
-    /// A prototype made by hand, for tests of what is read out of it.
+    /// A hand-made prototype, for tests of the data in it.
     pub fn prototype(bytecode: Vec<u32>, varinfo: &[u8], upvalues: &[&str], names: &[(u16, &str)]) -> Prototype {
         let key = PrototypeKey { address: 0x1000, chunkname: 0x2000, firstline: 10, sizebc: bytecode.len() as u32 };
         Prototype {

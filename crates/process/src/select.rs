@@ -1,4 +1,4 @@
-//! Selects processes by what people know them by, instead of by process id.
+//! Selects processes by names that users know, instead of by process id.
 
 use std::ffi::OsStr;
 use std::fmt;

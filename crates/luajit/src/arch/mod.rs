@@ -18,7 +18,7 @@
 //!
 //! [`MCode`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L170
 //!
-//! The interpreter's code is told apart in [`lj_trace_unwind::arch`], registers are in [`lj_trace_common::arch`].
+//! [`lj_trace_unwind::arch`] analyzes the interpreter's code, [`lj_trace_common::arch`] has the registers.
 
 mod instruction;
 

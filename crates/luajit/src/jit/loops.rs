@@ -1,4 +1,4 @@
-//! The loops of a function: where a root trace begins, what it records, and which bytecodes in it cannot be recorded.
+//! The loops of a function: where root traces begin, what they record, and which bytecodes in them cannot be recorded.
 //!
 //! An abort records the number of its reason, not the bytecode. So this module shows facts about the code, not what was
 //! reached: `FNEW` and `UCLO` cannot be recorded in any build, `CAT` and `TSETM` not in 2.0 ([`lj_record_ins`], `lj_record.c`).

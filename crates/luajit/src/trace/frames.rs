@@ -42,7 +42,7 @@ const MAX_FRAMES: usize = 256;
 /// It reads the calls that the frames return to from `memory`.
 ///
 /// # Errors
-/// [`BadLinks`] if the snapshot does not describe frames: then the data are not those of a trace.
+/// [`BadLinks`] if the snapshot does not describe frames: then the data do not belong to a trace.
 pub fn snapshot_frames<M: ReadMemory>(
     memory: &M,
     layout: &VmLayout,

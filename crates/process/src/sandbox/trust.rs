@@ -4,7 +4,8 @@ use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path};
 
-/// Permission bits: to write for others than the owner, and the one that keeps them from replacing what is not theirs.
+/// Permission bits: write permission for others than the owner, and the sticky bit, which keeps users from replacing files
+/// that are not theirs.
 const WRITE_OF_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 

@@ -13,7 +13,7 @@
 //! | `code_frame` | the shape of the C frames, read from an interpreter's code ([`CodeFrame`](crate::vm_frame::CodeFrame)) |
 //! | `edges` | the places in an interpreter's code where a C frame has no Lua frame ([`Edges`](crate::vm_edges::Edges)) |
 //! | `is_ffi_call` | whether the row of an address near the interpreter's end belongs to `vm_ffi_call` |
-//! | `is_by_frame_pointer`, `ffi_call_row` | whether a row is that of a function with a frame pointer; the right row where that of `vm_ffi_call` is wrong |
+//! | `is_by_frame_pointer`, `ffi_call_row` | whether a row belongs to a function with a frame pointer; the right row where the one of `vm_ffi_call` is wrong |
 //! | `CODE_LENGTH`, `row_by_code` | the row of code without unwind information, and how many bytes of code it needs |
 //! | `PLT_SECTIONS`, `plt_stubs` | the stubs for calls of library functions, and the slots that they jump through |
 //! | `references` | calls and loaded addresses of a compiled function ([`References`](crate::references::References)) |

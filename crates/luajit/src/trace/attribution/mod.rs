@@ -141,7 +141,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         is_alone.then_some(first)
     }
 
-    /// What the intermediate code may belong to, and the functions that are constants as values.
+    /// For each IR instruction, what it may belong to; and the functions that are constants as values.
     fn recorded(
         &self,
         stacks: &mut Stacks,

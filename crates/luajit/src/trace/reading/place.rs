@@ -43,7 +43,7 @@ impl SlotValue {
 /// A frame of the recorder.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RecorderFrame {
-    /// The call stack of which it is the innermost frame.
+    /// The call stack with this frame as the innermost one.
     pub stack: StackIndex,
     /// The known contents of its slots.
     pub slots: Vec<SlotValue>,

@@ -29,7 +29,7 @@ pub struct Powers {
     pub cdata: bool,
     /// Types of C data have metatables with Lua functions in them, which are called without a guard.
     pub metatypes: bool,
-    /// It guards the number of a library function, so it calls one that is no constant.
+    /// It guards the number of a library function, so it calls a library function that is no constant.
     pub unnamed_natives: bool,
 }
 
