@@ -46,7 +46,7 @@ pub struct Config {
     pub late_events: u32,
     /// Whether stacks are sampled, by clock ticks or by allocations.
     pub samples: u32,
-    /// Every n-th allocation carries its stack; 0 for none.
+    /// One in this many allocations carries its stack; 0 for none.
     pub stack_every: u32,
     /// Index of the first VM, which is the only one if no other exists.
     pub first_vm: u32,

@@ -97,7 +97,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 /// microseconds, but the VM may be in such a state many times a second.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The fewest looks within that time, even on a machine that leaves little time for them.
+/// The fewest looks before the search gives up on such a VM, on a machine that leaves little time for looks.
 const PATIENT_LOOKS: u32 = 64;
 
 /// How often an invariant has to fail, while memory holds still, before the layout counts as refuted.
