@@ -578,7 +578,7 @@ impl<M: ReadMemory> Facts<'_, M> {
     }
 }
 
-/// Makes sure that the enum values of a layout are valid, since they come from a table.
+/// The numbering of bytecodes in a layout. The value comes from a table; an unknown one counts as that of 2.1.
 pub fn bytecode_set(layout: &VmLayout) -> BytecodeSet {
     match layout.bytecode_set {
         0 => BytecodeSet::V20,
