@@ -1,4 +1,4 @@
-//! What a thread runs, in a word: for samples that only have to tell one activity of a program from another.
+//! Samples in a few words: they only have to tell one activity of a program from another.
 
 use crate::allocation::caller;
 use crate::event::{FrameRecord, NO_VM, SampledRegisters};
@@ -14,19 +14,19 @@ use crate::vm::VmConfig;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActivitySample {
-    /// When: nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time of the sample, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
-    /// What is executed: a `GCproto`, or a C function that no Lua function has called. 0 for anything else. Where no VM runs,
-    /// the instruction's address.
+    /// Address of what is executed: a `GCproto`, or a C function that no Lua function has called; 0 for anything else.
+    /// Without a running VM, the address of the instruction.
     pub function: u64,
-    /// The thread.
+    /// Thread id.
     pub tid: u32,
-    /// Index of the VM that it runs; [`NO_VM`] for none.
+    /// Index of the VM that the thread runs; [`NO_VM`] for none.
     pub vm: u32,
 }
 
 impl ActivitySample {
-    /// No VM runs.
+    /// A sample without a running VM.
     pub const EMPTY: Self = Self { time: 0, function: 0, tid: 0, vm: NO_VM };
 }
 
@@ -35,11 +35,11 @@ unsafe impl Pod for ActivitySample {}
 
 const _: () = assert!(size_of::<ActivitySample>() == 24);
 
-/// How far above the stack pointer the innermost C frame of a VM may be: C functions that it has called have their own
-/// frames below.
+/// The most bytes between the stack pointer and the innermost C frame of a VM. C functions that the VM has called have
+/// their own frames in between.
 const C_STACK: u64 = 1 << 20;
 
-/// Room to find out what runs.
+/// Working memory to find out what runs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ActivityRoom {
@@ -66,12 +66,12 @@ pub fn running(memory: &impl ReadMemory, vm: &VmConfig, stack: u64, room: &mut A
         .then_some(thread)
 }
 
-/// The innermost Lua function of `thread`, which [runs](running): the address of its prototype. Of a trace, the function
-/// that it was in when it was entered. Of a fast function or C function, the Lua function that has called it, else its own
-/// address.
+/// Address of the prototype of the innermost Lua function of `thread`, a result of [`running`]. In a trace it is the
+/// function that entered the trace. If the innermost function is a fast function or C function, it is the Lua function
+/// that called it; without such a caller, the address of the function itself.
 ///
 /// # Errors
-/// The state of the VM cannot be read, or has no function in it.
+/// If the state of the VM cannot be read, or holds no function.
 #[inline(always)]
 pub fn function(
     memory: &impl ReadFrames,
@@ -82,7 +82,7 @@ pub fn function(
 ) -> Result<u64, Unreadable> {
     let layout = &vm.layout;
     let ActivityRoom { memo, record } = room;
-    // What was read for the last sample may not be true any more.
+    // The thread has run on since the last sample, so what was read for that may no longer be true.
     memo.forget();
     memo.look_at(&thread.coroutine);
     let top = top::find(memory, vm, registers, (&thread.coroutine, thread.base), thread.cframe, (record, memo))?;

@@ -1,5 +1,5 @@
-//! What a C frame looks like: the native frame of `lua_call`, `lua_pcall` or `lua_resume`, in which the VM keeps the
-//! coroutine that runs there, the C frame around it, and the number of results ([`CFRAME_OFS_*`], `lj_frame.h`).
+//! What a C frame looks like: the native frame of `lua_call`, `lua_pcall` or `lua_resume`. In it the VM keeps the
+//! running coroutine, the enclosing C frame, and the number of results ([`CFRAME_OFS_*`], `lj_frame.h`).
 //!
 //! [`CFRAME_OFS_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L158-L180
 
@@ -8,20 +8,20 @@ use crate::arch::{self, ADDRESS_END};
 use crate::frame::CFRAME_FLAGS;
 use crate::layout::VmLayout;
 
-/// How many bytes from the beginning of a C frame all that is looked at lies within.
+/// How many bytes at the beginning of a C frame contain every field that is read.
 pub const C_FRAME_HEAD: u64 = 8 * C_FRAME_WORDS as u64;
 
-/// Which offsets of the number of results there may be, for the verifier, which does not know what the agent has written.
+/// Mask for the offset of the number of results. The verifier needs it, because it does not know the agent's values.
 pub const RESULTS_MASK: u32 = C_FRAME_WORDS.next_power_of_two() as u32 * 8 - 4;
 
-/// The same of the addresses of the C frame around it, and of the coroutine.
+/// The same for the offsets of the enclosing C frame's address and of the coroutine's address.
 pub const ADDRESS_MASK: u32 = C_FRAME_WORDS.next_power_of_two() as u32 * 8 - 8;
 
-/// More results than any call returns, and more bytes than a Lua stack has (`LUAI_MAXSTACK`, `luaconf.h`).
+/// More results than any call returns, and more bytes than any Lua stack has (`LUAI_MAXSTACK`, `luaconf.h`).
 const TOO_MANY: u32 = 1 << 24;
 
-/// Where the C frames of all VMs with references of one width have what tells them from other words of a native
-/// stack, without a look at what they point to.
+/// Offsets in the C frames of all VMs with GC references of one width. With these fields, a C frame can be told from
+/// other words of a native stack without following pointers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CFrameShape {
@@ -29,14 +29,14 @@ pub struct CFrameShape {
     pub exists: u32,
     /// Offset of the number of results.
     pub results: u32,
-    /// Offset of the address of the C frame around it; 0 if VMs differ.
+    /// Offset of the address of the enclosing C frame; 0 if VMs differ.
     pub previous: u32,
-    /// Offset of the coroutine's address; 0 if VMs differ. Only where [`arch::CFRAME_L_VARIES`].
+    /// Offset of the coroutine's address; 0 if VMs differ. It is used only where [`arch::CFRAME_L_VARIES`].
     pub thread: u32,
 }
 
 impl CFrameShape {
-    /// Takes in what the C frames of one more VM look like.
+    /// Adds the C frame offsets of one more VM.
     pub fn include(&mut self, layout: &VmLayout) {
         let [results, previous, thread] = [layout.cframe_nres, layout.cframe_prev, layout.cframe_l].map(u32::from);
         let thread = if arch::CFRAME_L_VARIES { thread } else { 0 };
@@ -49,7 +49,7 @@ impl CFrameShape {
         };
     }
 
-    /// Whether a C frame may have these two.
+    /// Whether a C frame may hold these two values.
     #[inline(always)]
     pub const fn allows(results: i32, previous: u64) -> bool {
         let previous = previous & !CFRAME_FLAGS;

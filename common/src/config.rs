@@ -1,78 +1,80 @@
-//! What the agent tells the BPF programs before they start, and what they count.
+//! Settings that the agent gives the BPF programs before they start, and the counters that the programs keep.
 
 use crate::c_frame::CFrameShape;
 use crate::request::RequestLayout;
 
-/// How many VMs of one process a memory profile knows: an event has a byte for its VM.
+/// The most VMs of one process in a memory profile: an event has one byte for the index of its VM.
 pub const MAX_VMS: u32 = 256;
 
-/// How many VMs samplers know, of all processes that are recorded.
+/// The most VMs that the samplers know, over all recorded processes.
 pub const MAX_SAMPLED_VMS: u32 = 16_384;
 
-/// How many entries a map has that is keyed by what VMs have: room for those that were closed and are not forgotten yet.
+/// Entries of a map whose keys belong to VMs: it also has room for closed VMs whose entries are not deleted yet.
 pub const VM_ENTRIES: u32 = 4 * MAX_VMS;
 
-/// How many threads have a place of their own for their last allocation.
+/// How many threads get an entry of their own for their last allocation.
 pub const PENDING_PLACES: u32 = 4096;
 
-/// What a new VM looks like.
+/// How to recognize a new VM.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Template {
-    /// Size of its first block (`sizeof(GG_State)`); 0 for none.
+    /// Size of the VM's first block in bytes (`sizeof(GG_State)`); 0 for none.
     pub size: u64,
-    /// Index of a VM that is laid out the same.
+    /// Index of a known VM with the same layout.
     pub vm: u32,
     /// Always 0: keeps the size a multiple of 8.
     pub reserved: u32,
 }
 
-/// How many kinds of VMs in one process can be told when they come into being.
+/// How many kinds of VMs the probes can recognize in one process when a VM is created.
 pub const TEMPLATES: usize = 4;
 
 /// Settings of a run.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Config {
-    /// The data of the first allocator, and the VM that it works for: found here sooner than in the map.
+    /// The data pointer of the first allocator. The probes compare it with this field before they look into the map.
     pub allocator_data: u64,
-    /// See `allocator_data`.
+    /// Index of the VM that this allocator serves.
     pub allocator_vm: u32,
     /// How many allocators there are.
     pub allocators: u32,
-    /// Entries of the VM list in use.
+    /// Entries in use in the VM list.
     pub vms: u32,
-    /// Whether some events were attached to threads that may have inherited one already.
+    /// Whether some events were attached to threads that may have inherited an event already ([`LATE_EVENT`]).
     pub late_events: u32,
-    /// Whether stacks are sampled, by the clock or by allocations.
+    /// Whether stacks are sampled, by clock ticks or by allocations.
     pub samples: u32,
-    /// Every allocation of this number carries its stack; 0 for none.
+    /// One in this many allocations carries its stack; 0 for none.
     pub stack_every: u32,
-    /// Index of the first VM: the only one if there is no other.
+    /// Index of the first VM, which is the only one if no other exists.
     pub first_vm: u32,
-    /// Whether ticks that hit the kernel take its frames along.
+    /// Whether a sample that hits the kernel includes the kernel's frames.
     pub kernel_frames: u32,
-    /// CPUs of this machine: the second half of the working areas belongs to the allocation probes.
+    /// CPUs of this machine: the second half of the scratch areas belongs to the allocation probes.
     pub cpus: u32,
-    /// How much of the C stack a sample takes along at most, in bytes, a multiple of 8.
+    /// The most bytes of the C stack that a sample copies, a multiple of 8.
     pub stack_limit: u32,
-    /// Where the main thread's stack began when the program was started; 0 if that is not known.
+    /// Where the main thread's stack began at program start; 0 if that is not known.
     pub stack_start: u64,
-    /// Index of a VM whose coroutines refer to their `global_State` in another way than those of the first; 0 for none.
+    /// Index of a VM whose coroutines refer to their `global_State` in another way than those of the first VM; 0 for
+    /// none.
     pub other_kind: u32,
-    /// How many ticks each sample stands for: more than one where all of them would cost too much. 0 is as good as 1.
+    /// How many ticks each sample stands for: more than one if a sample at each tick would cost too much. 0 counts as
+    /// 1.
     pub weight: u32,
-    /// Whether the sampler leaves the others of them out itself, since the events still tick as often.
+    /// Whether the sampler itself must skip the other ticks, because the events still fire at the full rate.
     pub leaves_out: u32,
-    /// If ticks count only in turns of event loops that have lasted for some time: that time, in microseconds; else 0.
+    /// If not 0, ticks count only in turns of event loops that have lasted longer than this many microseconds.
     pub turn_after: u32,
     /// The C frames of VMs with 64-bit GC references.
     pub wide_c_frames: CFrameShape,
     /// The C frames of VMs with 32-bit GC references.
     pub narrow_c_frames: CFrameShape,
-    /// What VMs that come into being may look like.
+    /// What newly created VMs may look like.
     pub templates: [Template; TEMPLATES],
-    /// Where requests are.
+    /// Where the current request is found.
     pub requests: RequestLayout,
 }
 
@@ -80,21 +82,22 @@ const _: () = assert!(size_of::<VmKey>() == 8 + 2 * 4);
 
 const _: () = assert!(size_of::<Config>() == 8 + 14 * 4 + 8 + 2 * 16 + 16 * TEMPLATES + size_of::<RequestLayout>());
 
-/// How many processes the same programs can record.
+/// How many processes one set of BPF programs can record.
 pub const MAX_PROCESSES: u32 = 1024;
 
-/// How many sets of programs can share the events on CPUs of one of them.
+/// How many other sets of programs can share the CPU events of one set.
 pub const MAX_SAMPLERS: u32 = 256;
 
-/// What the programs on the CPUs' events know of a process that is recorded: its number among those of their own set, or from
-/// here on the number of the sampler that goes on, which is another set's.
+/// The programs on the CPUs' events look up each recorded process. A value below this one is the number of the process
+/// in their own set. From this value on, it is `OTHER_SAMPLER` plus the index of another set's sampler, which takes the
+/// sample.
 pub const OTHER_SAMPLER: u32 = MAX_PROCESSES;
 
 /// Where the `global_State` of a VM is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmKey {
-    /// Its address.
+    /// Address of its `global_State`.
     pub global: u64,
     /// The number of its process.
     pub process: u32,
@@ -110,30 +113,30 @@ impl VmKey {
     }
 }
 
-/// The namespace in which processes have the numbers that the agent names.
+/// The PID namespace that the agent's process ids belong to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PidNamespace {
-    /// The device of the file that stands for it, as the kernel keeps it.
+    /// The device of the file that represents the namespace, in the kernel's encoding.
     pub device: u64,
-    /// The inode of that file; 0 for the kernel's own namespace, in which all processes are.
+    /// The inode of that file; 0 for the kernel's own namespace, which contains all processes.
     pub inode: u64,
 }
 
-/// The cookie of an event on a thread that may have inherited another event from the thread that started it.
+/// The cookie of an event on a thread that may also have inherited another event from the thread that started it.
 pub const LATE_EVENT: u64 = 1;
 
-/// The most frames of the kernel's stack that are shown: half of what the kernel itself follows
-/// (`PERF_MAX_STACK_DEPTH`).
+/// The most frames of the kernel's stack that are shown: half of the kernel's own limit (`PERF_MAX_STACK_DEPTH`).
 pub const MAX_KERNEL_FRAMES: u32 = 64;
 
-/// The most bytes of the kernel's stack in a sample: one frame more than is shown tells that there are more.
+/// The most bytes of the kernel's stack in a sample: one frame more than is shown, to tell whether the stack goes on.
 pub const MAX_KERNEL_STACK: u32 = (MAX_KERNEL_FRAMES + 1) * 8;
 
-/// The most of the C stack that fits into a sample.
+/// The most bytes of the C stack that fit into a sample.
 pub const MAX_STACK: u32 = 64 << 10;
 
-/// The most frames that fit into a sample: of a deeper stack the innermost and the outermost ([`crate::ends`]).
+/// The most frames that fit into a sample. Of a deeper stack, the innermost and the outermost are kept
+/// ([`crate::ends`]).
 pub const MAX_FRAMES: u32 = 1000;
 
 /// The most of the Lua stack that fits into a sample, in bytes.
@@ -152,7 +155,7 @@ macro_rules! counters {
             /// All counters, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// A few words for people.
+            /// A short description for users.
             pub const fn describe(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)*
@@ -165,17 +168,17 @@ macro_rules! counters {
 counters! {
     /// The timer fired on a thread of the target.
     Sampled => "samples taken",
-    /// The timer fired, and the sampler left it at that.
+    /// The timer fired, and the sampler skipped this tick.
     LeftOut => "ticks of which no sample was taken",
     /// The record was handed to user space.
     Written => "samples handed over",
     /// The ring buffer was full.
     RingBufferFull => "samples lost: the ring buffer was full",
-    /// The program found no room to work in: more CPUs than when it was loaded.
+    /// The program found no scratch memory: the machine has more CPUs than when the program was loaded.
     NoScratch => "samples lost: no working memory on this CPU",
     /// The thread had no user registers (it was exiting).
     NoRegisters => "samples lost: no user registers",
-    /// The working memory of this CPU was in use by another thread's allocation.
+    /// The scratch memory of this CPU was in use by another thread's allocation.
     ScratchBusy => "allocation stacks lost: the CPU's working memory was in use",
     /// The ring buffer was full.
     StacksLost => "allocation stacks lost: the ring buffer was full",
@@ -185,37 +188,37 @@ counters! {
     TracesLost => "traces not copied when they were first seen",
     /// The allocator was called.
     AllocatorCalls => "calls of the allocator",
-    /// It was called for no VM that is known.
+    /// The allocator was called for a VM that is not known.
     UnknownVm => "calls of the allocator for something else than the VM",
-    /// A VM came into being, and its first block was asked for, while there was no room for one more.
+    /// A VM requested its first block while there was no room to record one more VM.
     VmsBeyond => "VMs that were not recorded: lj-trace knows no more at once",
-    /// One of these called its allocator.
+    /// A VM that was not recorded, because there was no room for one more, called its allocator.
     CallsBeyond => "calls of VMs that came into being when no more were known at once",
-    /// The first block of one that may be a VM could not be had.
+    /// The allocator could not provide the first block of what may be a VM.
     CreationsFailed => "VMs that could not be made",
-    /// The event of a call that may have made a VM was held back.
+    /// The event of a call that may have created a VM was held back.
     AllocationsHeld => "allocation events held back",
-    /// It was found out what had become of it.
+    /// It became clear whether a held-back call had created a VM.
     AllocationsSettled => "allocation events held back that were settled",
     /// The ring buffer was full.
     NamesLost => "names of functions lost: the ring buffer was full",
-    /// More threads than there is room for are inside the allocator.
+    /// More threads are inside the allocator than there is room for.
     PendingFull => "allocation events lost: too many threads in the allocator",
-    /// The allocator returned, and a probe saw it.
+    /// The allocator returned, and a probe recorded it.
     AllocatorReturns => "returns of the allocator",
-    /// Calls whose program was timed.
+    /// Calls for which the program's run time was measured.
     CallsTimed => "calls of the allocator that were timed",
-    /// How long the program took at those.
+    /// How long the program took for the calls that were timed.
     CallTime => "nanoseconds at calls that were timed",
-    /// Returns whose program was timed.
+    /// Returns for which the program's run time was measured.
     ReturnsTimed => "returns of the allocator that were timed",
-    /// How long the program took at those.
+    /// How long the program took for the returns that were timed.
     ReturnTime => "nanoseconds at returns that were timed",
     /// How long the sampler took.
     SampleTime => "nanoseconds for samples",
     /// How long copying the stacks of allocations took.
     StackTime => "nanoseconds for allocation stacks",
-    /// The allocator was called at a probe whose window was not open: yet, or any more.
+    /// The allocator was called at a probe whose window was not open yet, or no longer open.
     CallsOutside => "calls of the allocator at the edges of windows",
     /// The light sampler's timer fired on a thread of the target.
     ActivitySampled => "light samples taken",
@@ -225,51 +228,52 @@ counters! {
     ActivityTime => "nanoseconds for light samples",
     /// A thread wrote a VM's `gc.currentwhite`.
     WatchpointHits => "hits of watchpoints on collectors",
-    /// How long looking at objects took then.
+    /// How long the program looked at objects after these hits.
     WatchpointTime => "nanoseconds at hits of watchpoints",
-    /// How often a thread that has ended came back onto a CPU.
+    /// How often threads that have ended came back onto a CPU.
     Waits => "waits of threads that have ended",
-    /// How long it was off it.
+    /// How long these threads were off the CPU.
     WaitTime => "nanoseconds of waits of threads that have ended",
-    /// Its stack was walked.
+    /// The stack of a wait was walked.
     WaitsTaken => "waits whose stacks were taken",
-    /// The kernel did not take the work of walking a stack.
+    /// The kernel did not accept the task work that walks a stack.
     WaitTimeUnscheduled => "nanoseconds of waits lost: the kernel had no room for the walk",
-    /// The working memory was in use by other threads that walked their stacks.
+    /// The scratch memory was in use by other threads that walked their stacks.
     WaitTimeBusy => "nanoseconds of waits lost: the CPU's working memory was in use",
     /// The ring buffer was full.
     WaitTimeUnsent => "nanoseconds of waits lost: the ring buffer was full",
-    /// A thread left the CPU, or began a turn, and had not been seen to come back to it since it left it before.
+    /// A thread left the CPU or began a turn, but since it last left the CPU no event had shown that it came back.
     TimeUnseen => "nanoseconds of which it is not known whether threads ran: the kernel did not show that they came back",
-    /// A thread has no entry.
+    /// There was no room for an entry for a thread.
     OffCpuThreadsBeyond => "switches of threads that were not followed: lj-trace knows no more at once",
 }
 
 /// Number of counters.
 pub const COUNTERS: u32 = Counter::ALL.len() as u32;
 
-/// The probes on the allocator time every call of this number on a CPU.
+/// The allocator probes time one call in this many, on each CPU.
 pub const TIMED_EVERY: u64 = 64;
 
-/// A probe on the allocator that took longer, in nanoseconds, was interrupted: its time says nothing of what it costs.
+/// A run of an allocator probe that took longer, in nanoseconds, was interrupted: its time does not show what the probe
+/// costs.
 pub const LONGEST_PROGRAM: u64 = 50_000;
 
-/// The same for a program that takes a sample, with all of its stack.
+/// The same limit, in nanoseconds, for a program that takes a sample with its whole stack.
 pub const LONGEST_SAMPLE: u64 = 2_000_000;
 
-/// Set in an allocation probe's cookie if the arguments are not where a function gets them. Its lower half has
-/// a byte for each of them: the DWARF number of the register, [`ARGUMENT_ZERO`] or [`ARGUMENT_LOST`].
+/// Set in an allocation probe's cookie if the arguments are not in the usual argument registers. The lower half of the
+/// cookie has one byte for each argument: the DWARF number of its register, [`ARGUMENT_ZERO`] or [`ARGUMENT_LOST`].
 pub const ARGUMENTS_ELSEWHERE: u64 = 1 << 32;
 
-/// An allocation probe's cookie has the number of its window from this bit on; 0 if it is there all the time.
+/// The first bit of the window number in an allocation probe's cookie. The number is 0 if the probe is always attached.
 pub const WINDOW_SHIFT: u32 = 33;
 
-/// How many numbers windows have: they begin at 1, and begin again.
+/// How many window numbers there are: they start at 1 and wrap around.
 pub const WINDOW_NUMBERS: u32 = 1 << (64 - WINDOW_SHIFT);
 
-/// The gate of the allocation probes has the number of the window that is open, or this for none: what is called at the
-/// probes of another window is no event. So two that overlap, since the kernel takes its time to take probes out, see no
-/// call twice.
+/// The gate of the allocation probes holds the number of the open window, or this value for none. A call at a probe of
+/// another window is no event. The kernel needs some time to remove probes, so two windows can overlap; with the gate,
+/// they never count a call twice.
 pub const GATE_CLOSED: u32 = u32::MAX;
 
 /// The argument is known to be 0.
@@ -278,15 +282,15 @@ pub const ARGUMENT_ZERO: u8 = 0x20;
 /// The argument cannot be read.
 pub const ARGUMENT_LOST: u8 = 0x21;
 
-/// Instead of a VM's index: several VMs give their allocators the same data, as those do that need none. Which of
-/// them calls shows in the caller's registers.
+/// Instead of a VM's index: several VMs give their allocators the same data pointer, as VMs do whose allocator needs no
+/// data. The caller's registers show which of these VMs calls.
 pub const SHARED_USER_DATA: u32 = u32::MAX;
 
-/// Instead of a VM's index: there was no index left when it came into being.
+/// Instead of a VM's index: all indices were taken when the VM was created.
 pub const VM_BEYOND: u32 = u32::MAX - 1;
 
-/// Instead of a VM's index: none that is known.
+/// Instead of a VM's index: no known VM.
 pub const NOBODY: u32 = u32::MAX - 2;
 
-/// Stands for the allocator's data where that cannot be read.
+/// Stands for the allocator's data pointer if that cannot be read.
 pub const UNKNOWN_USER_DATA: u64 = u64::MAX;

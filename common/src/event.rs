@@ -1,9 +1,10 @@
 //! The records that the BPF programs send to user space: fixed width, `repr(C)`, no padding.
 //!
-//! A CPU sample is one ring-buffer record: a [`SampleHeader`], then `stack_size` bytes of the C stack from
-//! the stack pointer upward, then `frame_count` [`FrameRecord`]s, then `lua_stack_size` bytes of the Lua stack,
-//! then `kernel_size` bytes of the kernel's stack: addresses of its frames, innermost first. Pieces of traces
-//! ([`crate::trace::TraceCopy`]) come between them, those of a trace before the first sample that it is in.
+//! A CPU sample is one ring-buffer record: a [`SampleHeader`], then `stack_size` bytes of the C stack from the stack
+//! pointer upward, then `frame_count` [`FrameRecord`]s, then `lua_copy_size` bytes of the Lua stack, then `kernel_size`
+//! bytes of the kernel's stack: addresses of its frames, innermost first. Pieces of traces
+//! ([`crate::trace::TraceCopy`]) are records between the samples. The pieces of a trace come before the first sample
+//! that hits this trace.
 //!
 //! LuaJIT's sources: [`FF_*`].
 //!
@@ -15,51 +16,51 @@ use crate::memory::Pod;
 use crate::request::RequestMarks;
 use crate::trace::RunningTrace;
 
-/// The sample hit the kernel, on behalf of the thread: registers and stacks are those it entered with.
+/// The sample hit the kernel, on behalf of the thread: registers and stacks are those at the entry into the kernel.
 pub const SAMPLE_IN_KERNEL: u32 = 1 << 0;
 /// The innermost VM was running a trace (or was called from one): the frames start at `jit_base`.
 pub const SAMPLE_ON_TRACE: u32 = 1 << 1;
 /// BASE and PC of the innermost Lua frame were taken from the registers.
 pub const SAMPLE_BASE_IN_REGISTERS: u32 = 1 << 2;
-/// The interpreter was running, but the sampled instruction was in a C function that it called: only
-/// native unwinding tells whether `L->base` is current, so the Lua stack itself comes along.
+/// The interpreter was running, but the sampled instruction was in a C function that it called. Only native unwinding
+/// tells whether `L->base` is current, so the sample includes a copy of the Lua stack.
 pub const SAMPLE_BASE_UNCERTAIN: u32 = 1 << 3;
-/// Beside [`SAMPLE_BASE_UNCERTAIN`]: at `L->base` there was no frame, but a caller below it, with which the frames start. That
-/// is right only if `L->base` is current.
+/// Together with [`SAMPLE_BASE_UNCERTAIN`]: there was no frame at `L->base`, but there was a caller below it. The
+/// frames start with this caller, which is right only if `L->base` is current.
 pub const SAMPLE_BASE_OF_CALLER: u32 = 1 << 7;
 /// The C stack goes on above what was copied.
 pub const SAMPLE_STACK_TRUNCATED: u32 = 1 << 4;
 
-/// The C stack was copied only as far as it went at an earlier sample ([`crate::stack_end::StackEnd`]).
+/// The C stack was copied only up to the end that an earlier sample had found ([`crate::stack_end::StackEnd`]).
 pub const SAMPLE_STACK_END_KNOWN: u32 = 1 << 6;
 
-/// Not a tick of the clock, but an allocation of `allocation_size` bytes.
+/// The sample is no clock tick, but an allocation of `allocation_size` bytes.
 pub const SAMPLE_ALLOCATION: u32 = 1 << 5;
 
-/// Not a tick of the clock, but a thread that was off the CPU: it stands for `allocation_size` nanoseconds. The kernel's stack is
-/// that of the wait, the others are those that it entered the kernel with.
+/// The sample is no clock tick, but a thread's time off the CPU: `allocation_size` nanoseconds. The kernel's stack is
+/// that of the wait; the registers and the other stacks are those at the entry into the kernel.
 pub const SAMPLE_WAIT: u32 = 1 << 8;
 
 /// No VM was found on the sampled stack.
 pub const NO_VM: u32 = u32::MAX;
 
-/// The general registers of a thread, numbered as in DWARF, and its program counter. [`reg`] has them by role.
+/// The general registers of a thread, numbered as in DWARF, and its program counter. [`reg`] names them by role.
 pub type SampledRegisters = [u64; REGISTERS];
 
-/// None of them known.
+/// No register is known.
 pub const NO_REGISTERS: SampledRegisters = [0; REGISTERS];
 
 /// The fixed part of a CPU sample.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SampleHeader {
-    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time of the sample, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
     /// User registers of the thread.
     pub registers: SampledRegisters,
     /// `lua_State` of the innermost coroutine, 0 if there is none on this stack.
     pub thread: u64,
-    /// Its `L->base` as it stood in memory.
+    /// `L->base` of that coroutine, as it was in memory.
     pub thread_base: u64,
     /// Its `L->stack`.
     pub lua_stack: u64,
@@ -71,15 +72,15 @@ pub struct SampleHeader {
     pub jit_base: u64,
     /// Address of the first byte of the copied part of the Lua stack.
     pub lua_copy_start: u64,
-    /// Where the last call of the allocator on this thread had its return address; 0 if there was none. If the
-    /// address of the kernel's uretprobe trampoline lies there, or the thread is in the trampoline, that call has
-    /// not returned yet.
+    /// Address of the stack slot with the return address of the last allocator call on this thread; 0 if there was
+    /// none. If the slot holds the address of the kernel's uretprobe trampoline, or the thread is in the trampoline,
+    /// that call has not returned yet.
     pub return_slot: u64,
-    /// That return address.
+    /// The original return address of that call.
     pub return_address: u64,
-    /// Of an allocation: its size in bytes. Of a wait: for how many nanoseconds it stands.
+    /// For an allocation, its size in bytes. For a wait, the nanoseconds that it stands for.
     pub allocation_size: u64,
-    /// Which turn of the thread's event loop it is in; 0 if turns are not looked at ([`crate::turn`]).
+    /// Number of the event loop's turn that the thread is in; 0 if turns are not tracked ([`crate::turn`]).
     pub turn: u64,
     /// Process id, in the kernel's own namespace.
     pub pid: u32,
@@ -99,32 +100,33 @@ pub struct SampleHeader {
     pub lua_copy_size: u32,
     /// Bytes of the kernel's stack that follow.
     pub kernel_size: u32,
-    /// How many records of the walk are not among them ([`crate::ends`]).
+    /// How many records of the walk were left out of the sample ([`crate::ends`]).
     pub left_out: u32,
-    /// How many of all records of the walk are [`RecordKind::CFrame`]s.
+    /// How many of the walk's records, with those left out, are [`RecordKind::CFrame`]s.
     pub crossings: u32,
-    /// For how many ticks of the clock it stands; 0 is as good as 1.
+    /// How many clock ticks the sample stands for; 0 counts as 1.
     pub weight: u32,
-    /// How many of all records of the walk belong to the innermost coroutine; the rest, to those that run it.
+    /// How many of the walk's records, with those left out, belong to the innermost coroutine. The rest belong to the
+    /// coroutines that resumed it.
     pub inner_frames: u32,
     /// How the walk of the innermost coroutine ended: a [`crate::frame::WalkEnd`].
     pub walk_end: u32,
-    /// How the walk of the coroutines around it ended; [`crate::frame::WalkEnd::NoLua`] if there are none.
+    /// How the walk of the enclosing coroutines ended; [`crate::frame::WalkEnd::NoLua`] if there are none.
     pub outer_end: u32,
-    /// Where the innermost VM is leaving a trace: the trace's number, and in the upper half the number of its exit.
-    /// 0 unless its state is EXIT.
+    /// If the innermost VM is in state EXIT: the number of the trace that it is leaving, and in the upper half the
+    /// number of the exit. Else 0.
     pub trace_exit: u32,
-    /// The number of the process among those that are recorded.
+    /// Number of the process among the recorded ones.
     pub process: u32,
-    /// Of a wait: the state in which the thread left the CPU ([`crate::off_cpu::OffCpuThread::state`]).
+    /// For a wait, the thread's state when it left the CPU ([`crate::off_cpu::OffCpuThread::state`]).
     pub wait_state: u32,
     /// The trace that the innermost VM was running or leaving.
     pub trace: RunningTrace,
-    /// Which request it was for.
+    /// Marks of the request that the thread was working on.
     pub request: RequestMarks,
 }
 
-// The library has no `Default` for arrays of as many registers as some processors have.
+// The standard library has no `Default` for arrays as long as the register array of some processors.
 impl Default for SampleHeader {
     fn default() -> Self {
         // SAFETY: it is plain data, for which zeros are as good as any other bytes.
@@ -142,17 +144,17 @@ pub enum RecordKind {
     C = 1,
     /// A built-in library function, named by `ffid`; `code` is its C part, if it has one.
     Fast = 2,
-    /// Not a frame: the frames before it were called through the C frame at `code`, of coroutine `function`.
+    /// Not a frame: the frames before it were called through the C frame at `code`, in the coroutine `function`.
     CFrame = 3,
-    /// A function that could not be looked at: `code` is where it goes on, and `position` the
+    /// A function that was not, or could not be, looked at: `code` is the PC in it, and `position` the
     /// [`crate::frame::WalkEnd`] that tells why.
     Passed = 4,
-    /// Not a frame: so many are left out here as `function` says. The agent puts it there.
+    /// Not a frame: it stands for frames that were left out, and `function` is their number. The agent inserts it.
     LeftOut = 5,
 }
 
 impl RecordKind {
-    /// The kind with this number.
+    /// The kind with this number, if there is one.
     pub const fn from_u8(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::Lua,
@@ -175,7 +177,7 @@ pub const NO_POSITION: u32 = u32::MAX;
 pub struct FrameRecord {
     /// Address of the frame's first slot (BASE).
     pub base: u64,
-    /// Address of the `GCfunc`; for a [`RecordKind::CFrame`] that of the `lua_State`.
+    /// Address of the `GCfunc`; for a [`RecordKind::CFrame`], address of the `lua_State`.
     pub function: u64,
     /// Address of the `GCproto`, of the C function, or of the C frame.
     pub code: u64,
@@ -197,7 +199,7 @@ pub struct FrameRecord {
 }
 
 impl FrameRecord {
-    /// Nothing.
+    /// A record with all fields empty.
     pub const EMPTY: Self = Self {
         base: 0,
         function: 0,
@@ -211,12 +213,12 @@ impl FrameRecord {
         vm: 0,
     };
 
-    /// Stands in place of so many frames.
+    /// A record that stands for `frames` frames that were left out.
     pub const fn left_out(frames: u64) -> Self {
         Self { function: frames, kind: RecordKind::LeftOut as u8, ..Self::EMPTY }
     }
 
-    /// Says that the frame is one of `function`, which goes on at `pc`, and not looked at yet.
+    /// Records that the frame belongs to `function` and that its PC is `pc`. The function is not looked at yet.
     #[inline(always)]
     pub const fn pass_by(&mut self, function: u64, pc: u64) {
         self.function = function;
@@ -224,7 +226,7 @@ impl FrameRecord {
         self.kind = RecordKind::Passed as u8;
     }
 
-    /// Says of no prototype that it is the frame's: word by word, as [`clear`](crate::memory::clear) does.
+    /// Clears the prototype's fields, word by word as [`clear`](crate::memory::clear) does.
     #[inline(always)]
     pub fn forget_prototype(&mut self) {
         // SAFETY: a field.

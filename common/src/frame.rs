@@ -1,13 +1,13 @@
-//! The walk of a Lua stack, one frame a step, after [`lj_debug_frame`] and [`debug_framepc`]
-//! (`lj_debug.c`, unchanged from 2.0 to 2.1 of August 2026).
+//! Walks a Lua stack, one frame a step, in the way of [`lj_debug_frame`] and [`debug_framepc`] (`lj_debug.c`, unchanged
+//! from 2.0 to 2.1 of August 2026).
 //!
 //! A Lua stack is an array of slots. Below each frame's BASE lie its function and its link, which tells
 //! what kind of frame called it (`lj_frame.h`). Where the caller is C code, the walk crosses a *C frame*:
-//! the native frame of the VM's `lua_call`, `lua_pcall` or `lua_resume`. The walk yields these crossings
-//! among the frames, so that whoever unwinds the native stack can put both together.
+//! the native frame of the VM's `lua_call`, `lua_pcall` or `lua_resume`. The walk yields these crossings among the
+//! frames, so that the native unwinder can merge both stacks.
 //!
-//! The same source runs in the kernel and in user space. Nothing is believed: every object's type byte, every
-//! bytecode position and every step's direction is checked, so a torn stack ends the walk with a reason.
+//! The same source runs in the kernel and in user space. The walk trusts nothing: it checks every object's type byte,
+//! every bytecode position and the direction of every step, so a torn stack ends the walk with a reason.
 //!
 //! LuaJIT's sources: [`lj_debug_line`], [`FRAME_*`], [`LJ_GCVMASK`], [`CFRAME_RESUME`], [`LJ_CONT_FFI_CALLBACK`],
 //! [`lj_err_optype_call`], [`GCfunc`], [`GCproto`], [`GCHeader`].
@@ -48,17 +48,17 @@ pub enum WalkEnd {
     NoLua = 0,
     /// At the bottom of the stack: the walk is complete.
     Complete = 1,
-    /// Memory that a frame lives in could not be read.
+    /// Memory that holds a frame could not be read.
     Unreadable = 2,
     /// A frame's function slot does not hold a function.
     NotAFunction = 3,
-    /// A Lua function does not lead to a prototype.
+    /// A Lua function does not point to a prototype.
     NotAPrototype = 4,
-    /// A frame's link does not lead downward, or leaves the stack.
+    /// A frame's link does not point downward, or it points out of the stack.
     BadLink = 5,
-    /// The frames tell of a C frame that is not on the chain of C frames.
+    /// The frames show a C frame that is not on the chain of C frames.
     CFrameMissing = 6,
-    /// The chain of C frames does not belong to the coroutine, or does not lead upward.
+    /// The chain of C frames does not belong to the coroutine, or it does not go upward.
     CFrameMismatch = 7,
     /// More frames than a sample holds.
     TooDeep = 8,
@@ -86,7 +86,7 @@ impl WalkEnd {
         Self::ALL.get(number as usize).copied()
     }
 
-    /// A few words for people.
+    /// A short description for users.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::NoLua => "no Lua stack",
@@ -110,7 +110,7 @@ impl From<Unreadable> for WalkEnd {
     }
 }
 
-/// What a step did.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkStep {
     /// The record was filled.
@@ -119,7 +119,7 @@ pub enum WalkStep {
     Skipped,
 }
 
-/// A coroutine and where its Lua stack lies.
+/// A coroutine and the place of its Lua stack.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Coroutine {
@@ -132,10 +132,10 @@ pub struct Coroutine {
 }
 
 impl Coroutine {
-    /// Reads where the stack of `thread` lies.
+    /// Reads the place of the stack of `thread`.
     ///
     /// # Errors
-    /// [`Unreadable`] if the `lua_State` is.
+    /// [`Unreadable`] if the `lua_State` cannot be read.
     #[inline(always)]
     pub fn read(memory: &impl ReadMemory, layout: &VmLayout, thread: u64) -> Result<Self, Unreadable> {
         let stack = memory.read_ref(layout.is_gc64(), thread.wrapping_add(u64::from(layout.l_stack)))?;
@@ -162,31 +162,33 @@ impl Coroutine {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Walk {
-    /// The coroutine.
+    /// Address of the coroutine's `lua_State`.
     pub thread: u64,
-    /// BASE of the frame that comes next.
+    /// BASE of the next frame.
     pub base: u64,
-    /// Address after the bytecode that this frame executes; 0 if unknown.
+    /// Address after the bytecode that the next frame executes; 0 if unknown.
     pub pc: u64,
-    /// The innermost C frame that was not crossed yet; 0 after the last.
+    /// The innermost C frame that the walk has not crossed yet; 0 after the last.
     pub cframe: u64,
     /// BASE of the dummy frame at the bottom.
     bottom: u64,
     cframe_prev: u64,
-    /// Frames below this address are older than `cframe`, which has no Lua frame of its own; else 0.
+    /// If `cframe` has no Lua frame of its own: frames below this address are older than `cframe`. Else 0.
     frameless_limit: u64,
-    /// The next frame is the lower half of a vararg function's: its link counts, its function was emitted.
+    /// Not 0 if the next frame is the lower half of a vararg function's frame: its link counts, but its function was
+    /// emitted already.
     pseudo: u32,
-    /// The frame emitted last was called through `cframe`.
+    /// Not 0 if the frame emitted last was called through `cframe`.
     crossing: u32,
-    /// `pc` is the return address of the frame emitted last: it lies in the function that comes next, if that is one of Lua.
+    /// Not 0 if `pc` is the return address of the frame emitted last: it must lie in the next function, if that is a
+    /// Lua function.
     linked: u32,
     unused: u32,
 }
 
 impl Walk {
-    /// Starts a walk of `coroutine`, whose innermost C frame is at `cframe`, at the frame with `base`, which
-    /// executes the bytecode before `pc` (0: unknown).
+    /// Starts a walk of `coroutine` at the frame with `base`. The coroutine's innermost C frame is at `cframe`. The
+    /// frame executes the bytecode before `pc` (0: unknown).
     ///
     /// # Errors
     /// [`WalkEnd::BadBase`], [`WalkEnd::CFrameMismatch`] or [`WalkEnd::Unreadable`].
@@ -214,16 +216,17 @@ impl Walk {
         self.load_cframe(memory, layout, cframe, memo)
     }
 
-    /// Before the first step: its C frame has no Lua frame, so that the innermost Lua frame belongs to the one around it.
+    /// Call it before the first step if the innermost C frame has no Lua frame, so that the innermost Lua frame belongs
+    /// to the C frame around it.
     #[inline(always)]
     pub fn cross_first(&mut self) {
         self.crossing = u32::from(self.cframe != 0);
     }
 
-    /// Makes one step: fills `record` with the next frame or crossing, or passes an internal frame over.
+    /// Makes one step: fills `record` with the next frame or crossing, or skips an internal frame.
     ///
     /// # Errors
-    /// The end of the walk; [`WalkEnd::Complete`] is the good one.
+    /// The end of the walk. [`WalkEnd::Complete`] is no failure.
     #[inline(always)]
     pub fn step(
         &mut self,
@@ -234,8 +237,8 @@ impl Walk {
         self.advance(memory, layout, out, true)
     }
 
-    /// The same; unless it is to `look`, what function the frame is of stays open until [`look_at`]: of a stack that is
-    /// deeper than what is kept of it, most frames are only passed by.
+    /// Like [`Self::step`], but without `look` it does not read the frame's function: [`look_at`] can do that later. In
+    /// a stack deeper than a sample holds, most frames are not kept, so there is no need to look at them.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -261,7 +264,7 @@ impl Walk {
         } else {
             if look {
                 describe(memory, layout, function, self.pc, (record, memo))?;
-                // It is not the function that the frame above returns to: the stack is torn.
+                // The function is not the one that the frame above returns to: the stack is torn.
                 if self.linked != 0 && record.ffid == 0 && record.position == NO_POSITION {
                     return Err(WalkEnd::BadLink);
                 }
@@ -275,9 +278,9 @@ impl Walk {
         Ok(emitted)
     }
 
-    /// Makes a step as [`Self::advance`] does without looking, if that needs no reading: from a function to the Lua
-    /// function or the `pcall` that has called it, where both the frame and the call were read before. Else nothing
-    /// happens, and it says false.
+    /// Makes the same step as [`Self::advance`] without `look`, if it needs no memory reads: from a function to the Lua
+    /// function or the `pcall` that called it, if the walk has read both the frame and the call before. Else it changes
+    /// nothing and returns false.
     #[inline(always)]
     pub fn pass(&mut self, layout: &VmLayout, (record, memo): (&mut FrameRecord, &Memo)) -> bool {
         let gc64 = layout.is_gc64();
@@ -307,8 +310,8 @@ impl Walk {
         true
     }
 
-    /// Whether the C frame that the walk is in has no Lua frame, or none any more. The position of a frame is where
-    /// `lj_debug.c` has it: one slot below BASE.
+    /// Whether the current C frame has no Lua frame yet, or no longer one. A frame's position is defined as in
+    /// `lj_debug.c`: one slot below BASE.
     #[inline(always)]
     fn is_frameless(&self) -> bool {
         self.frameless_limit != 0 && self.base.wrapping_sub(8) < self.frameless_limit
@@ -326,7 +329,7 @@ impl Walk {
         let gc64 = layout.is_gc64();
         let base = self.base;
         if link & 3 == 0 {
-            // FRAME_LUA: the link is the return address; the call before it tells its slot (frame_prevl).
+            // FRAME_LUA: the link is the return address; operand A of the call before it gives the slot (frame_prevl).
             if link == 0 {
                 return Err(WalkEnd::BadLink);
             }
@@ -357,7 +360,7 @@ impl Walk {
                 }
                 // FRAME_C, FRAME_CP
                 1 | 5 => self.crossing = 1,
-                // FRAME_PCALL, FRAME_PCALLH: pcall's own frame comes next.
+                // FRAME_PCALL, FRAME_PCALLH: the frame of `pcall` itself comes next.
                 _ => {}
             }
         }
@@ -367,7 +370,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Yields the crossing of the current C frame and goes on to the one around it.
+    /// Yields the crossing of the current C frame and moves on to the C frame around it.
     #[inline(always)]
     fn cross(
         &mut self,
@@ -390,14 +393,14 @@ impl Walk {
         }
         self.load_cframe(memory, layout, outer, memo)?;
         if outer != 0 {
-            // A Lua function below a C frame (called back by a hook, a finalizer or an error handler) keeps
-            // its PC in the C frame it runs in.
+            // A Lua function below a C frame, where a hook, a finalizer or an error handler was called, has its PC
+            // saved in the C frame that it runs in.
             self.pc = memo.head.reference(layout.is_gc64(), layout.cframe_pc)?;
         }
         Ok(WalkStep::Emitted)
     }
 
-    /// Goes on with the C frame at `cframe`, whose head `memo` has then.
+    /// Moves on to the C frame at `cframe` and reads its head into `memo`.
     #[inline(always)]
     fn load_cframe(
         &mut self,
@@ -419,7 +422,8 @@ impl Walk {
         self.cframe_prev = head.u64(layout.cframe_prev)? & !CFRAME_FLAGS;
         let results = head.u32(layout.cframe_nres)? as i32;
         self.frameless_limit = if results < 0 {
-            // A C function run by lj_vm_cpcall without a frame: SAVE_NRES holds the stack's top then, negated.
+            // A C function that lj_vm_cpcall runs without a frame: SAVE_NRES then holds the negated offset of the
+            // stack's top.
             let offset = if gc64 { 16 } else { 8 };
             self.bottom.wrapping_sub(offset).wrapping_add(u64::from(results.unsigned_abs()))
         } else {
@@ -440,7 +444,7 @@ pub fn read_frame(memory: &impl ReadMemory, layout: &VmLayout, base: u64) -> Res
     }
 }
 
-/// The same, with its neighbours for the next frames.
+/// Like [`read_frame`], but also reads the neighbouring words into `memo`, for the next frames.
 #[inline(always)]
 pub fn read_frame_with(
     memory: &impl ReadMemory,
@@ -457,7 +461,7 @@ const fn frame_of(gc64: bool, words: [u64; 2]) -> (u64, u64) {
     if gc64 { (words[0] & GC64_ADDRESS_MASK, words[1]) } else { split(words[1]) }
 }
 
-/// Slots of a frame's header.
+/// Number of slots in a frame's header.
 #[inline(always)]
 const fn header(gc64: bool) -> u64 {
     if gc64 { 2 } else { 1 }
@@ -469,7 +473,7 @@ const fn split(slot: u64) -> (u64, u64) {
     (slot & 0xffff_ffff, slot >> 32)
 }
 
-/// Fills `record` with what `function` is, and the bytecode position of `pc` in it.
+/// Fills `record` with the description of `function` and with the bytecode position of `pc` in it.
 ///
 /// # Errors
 /// [`WalkEnd::NotAFunction`], [`WalkEnd::NotAPrototype`], [`WalkEnd::Unreadable`].
@@ -495,20 +499,20 @@ pub fn describe(
     Ok(())
 }
 
-/// Memory in which it is looked whether there are frames.
+/// Memory that can check whether there is a frame at an address.
 pub trait ReadFrames: ReadMemory + Sized {
-    /// [`is_frame`].
+    /// Calls the free function [`is_frame`].
     ///
-    /// A function of its own that gives one bit back: inlined wherever a frame is looked at, it multiplies what the kernel's
-    /// verifier has to follow by the number of its ways.
+    /// It is a function of its own that returns one bit. Inlined at every use, it would multiply the paths that the
+    /// kernel's verifier has to follow.
     #[inline(never)]
     fn is_frame(&self, layout: &VmLayout, record: &mut FrameRecord, memo: &mut Memo) -> bool {
         is_frame(self, layout, record, memo)
     }
 }
 
-/// Whether there is a frame at the BASE that stands in `record`, with the PC that stands there as its code. Then `record`
-/// says what function it is, and has the frame's link in place of BASE.
+/// Whether there is a frame at the BASE in `record.base`, whose PC is in `record.code`. If there is, `record` then
+/// describes its function, and `record.base` holds the frame's link instead of BASE.
 #[inline(always)]
 pub fn is_frame(memory: &impl ReadMemory, layout: &VmLayout, record: &mut FrameRecord, memo: &mut Memo) -> bool {
     let pc = record.code;
@@ -517,7 +521,7 @@ pub fn is_frame(memory: &impl ReadMemory, layout: &VmLayout, record: &mut FrameR
     describe(memory, layout, function, pc, (record, memo)).is_ok()
 }
 
-/// Fills in what a frame is that was passed by, if it is one. If that cannot be told, it says why not.
+/// Describes a frame that was passed by. If it cannot, `record.position` says why. Other records stay unchanged.
 #[inline(always)]
 pub fn look_at(memory: &impl ReadMemory, layout: &VmLayout, (record, memo): (&mut FrameRecord, &mut Memo)) {
     if record.kind != RecordKind::Passed as u8 {
@@ -529,7 +533,7 @@ pub fn look_at(memory: &impl ReadMemory, layout: &VmLayout, (record, memo): (&mu
     }
 }
 
-/// Fills `record` with what `function` is.
+/// Fills `record` with the description of `function`.
 #[inline(always)]
 fn read_function(
     memory: &impl ReadMemory,
@@ -545,7 +549,7 @@ fn read_function(
         let prototype = read_prototype(memory, layout, address, &mut memo.head)?;
         record.first_line = prototype.first_line;
         record.size_bc = prototype.size_bc;
-        // Without it the function is not told by its name, but is on the stack all the same.
+        // Without the chunkname the function has no name, but it is still on the stack.
         record.chunkname = memo.identity(memory, layout, prototype.chunkname).unwrap_or(0);
     }
     Ok(())
@@ -571,7 +575,7 @@ impl FunctionCode {
     }
 }
 
-/// Reads what `function` runs. `head` is to work in.
+/// Reads what `function` runs. `head` is working memory.
 ///
 /// # Errors
 /// [`WalkEnd::NotAFunction`], [`WalkEnd::Unreadable`].
@@ -596,7 +600,7 @@ pub fn read_code(
     Ok(FunctionCode { ffid, address })
 }
 
-/// What a prototype says of itself (`GCproto`, `lj_obj.h`).
+/// What a prototype says about itself (`GCproto`, `lj_obj.h`).
 pub struct PrototypeHead {
     /// Address of its first bytecode.
     pub bytecode: u64,
@@ -606,13 +610,13 @@ pub struct PrototypeHead {
     pub first_line: u32,
     /// How many lines it has.
     pub line_count: u32,
-    /// Address of its bytecodes' lines; 0 if it is stripped.
+    /// Address of its line table; 0 if the bytecode is stripped.
     pub lines: u64,
     /// Address of its chunkname, a `GCstr`.
     pub chunkname: u64,
 }
 
-/// Reads the prototype at `address`. `head` is to work in.
+/// Reads the prototype at `address`. `head` is working memory.
 ///
 /// # Errors
 /// [`WalkEnd::NotAPrototype`], [`WalkEnd::Unreadable`].
@@ -638,11 +642,11 @@ pub fn read_prototype(
     })
 }
 
-/// The source line of the bytecode at `position` of a prototype with the given lines, their count, its first line and
-/// the number of its bytecodes, as `lj_debug_line` finds it (`lj_debug.c`): 0 if there are no lines.
+/// The source line of the bytecode at `position`, computed as `lj_debug_line` does (`lj_debug.c`); 0 if there are no
+/// lines. It needs the prototype's line table, line count, first line and number of bytecodes.
 ///
 /// # Errors
-/// [`Unreadable`] if the line numbers are.
+/// [`Unreadable`] if the line numbers cannot be read.
 #[inline(always)]
 pub fn line(
     memory: &impl ReadMemory,
@@ -659,7 +663,8 @@ pub fn line(
     if position == 0 {
         return Ok(first);
     }
-    // The bytecodes' lines, from the second on, count from the first line, in the narrowest integers that do.
+    // The table starts with the second bytecode. Its entries count from the first line, in the narrowest integer type
+    // that fits.
     let index = u64::from(position - 1);
     let offset = if count < 256 {
         u32::from(memory.read::<u8>(lines.wrapping_add(index))?)
@@ -685,7 +690,7 @@ pub fn position(memory: &impl ReadMemory, layout: &VmLayout, bytecode: u64, size
     if pc == 0 || layout.g_to_j == crate::layout::ABSENT {
         return NO_POSITION;
     }
-    // A return to a loop that was compiled meanwhile: the PC points behind a copy of the loop's original
+    // A return into a loop that was compiled in the meantime: the PC points behind a copy of the loop's original
     // instruction, kept in the trace (debug_framepc: "undo the effects of lj_trace_exit for JLOOP").
     let trace = pc.wrapping_sub(4).wrapping_sub(u64::from(layout.tr_startins));
     let is_trace = memory.read::<u8>(trace.wrapping_add(gct_offset(layout.is_gc64())));

@@ -1,19 +1,18 @@
-//! The beginnings of objects, read in one piece: in the kernel, a read costs about as much for one field as for
-//! all of them.
+//! The first words of objects, read in one piece: in the kernel, reading one field costs about as much as reading all of them.
 
 use crate::arch::C_FRAME_WORDS;
 use crate::memory::{Pod, ReadMemory, Unreadable};
 
-/// As many words as traces need.
+/// As many words as a trace's fields need.
 const TRACE_WORDS: usize = 16;
 
-/// The most words of an object that are read: as many as traces and C frames need, and a power of two, so that an index is made
-/// safe by a mask ([`Head::u64`]).
+/// The most words of an object that are read: as many as traces and C frames need, and a power of two, so that a mask
+/// makes an index safe ([`Head::u64`]).
 const WORDS: usize = if C_FRAME_WORDS > TRACE_WORDS { C_FRAME_WORDS.next_power_of_two() } else { TRACE_WORDS };
 
-/// The first words of an object, whose fields lie in one word each, as compilers align them.
+/// The first words of an object. Each field lies within one word, as compilers align them.
 ///
-/// One is used for one object after the other, since the stack of a BPF program is small.
+/// One `Head` is reused for one object after the other, because the stack of a BPF program is small.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
@@ -24,14 +23,14 @@ pub struct Head {
 unsafe impl Pod for Head {}
 
 impl Head {
-    /// Nothing read yet.
+    /// A head without any words read yet.
     pub const EMPTY: Self = Self { words: [0; WORDS] };
 
-    /// Reads the head of the object at `address`: `WIDE` words of it if `gc64`, else `NARROW`, since objects with
-    /// narrower references are shorter, and may end where their page does.
+    /// Reads the head of the object at `address`: `WIDE` words if `gc64`, else `NARROW`. Objects with narrower
+    /// references are shorter, and may end at the end of their page.
     ///
     /// # Errors
-    /// [`Unreadable`] if any of the words is.
+    /// [`Unreadable`] if any of the words cannot be read.
     #[inline(always)]
     pub fn read<const WIDE: usize, const NARROW: usize>(
         &mut self,
@@ -50,12 +49,13 @@ impl Head {
     /// The word at `offset`.
     ///
     /// # Errors
-    /// As for all fields: [`Unreadable`] if it does not lie within a head.
+    /// [`Unreadable`] if the word does not lie within a head. The other accessors fail in the same way.
     #[inline(always)]
     pub fn u64(&self, offset: u16) -> Result<u64, Unreadable> {
         let word = usize::from(offset / 8);
-        // Verifiers before Linux 6.8 forget what a comparison says about an index that the compiler keeps on the stack; a
-        // mask they know. Only since the access comes before the comparison, and is volatile, there is one.
+        // Verifiers before Linux 6.8 forget what a comparison says about an index that the compiler keeps on the stack,
+        // but they understand a mask. The compiler keeps the mask only because the access comes before the comparison,
+        // and is volatile.
         // SAFETY: a reference to a word that is there.
         let value = unsafe { (&raw const self.words[word % WORDS]).read_volatile() };
         if word < WORDS { Ok(value) } else { Err(Unreadable) }

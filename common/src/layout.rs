@@ -1,8 +1,8 @@
-//! Where the fields of one LuaJIT build lie.
+//! Offsets of the fields of one LuaJIT build.
 //!
-//! LuaJIT has no stable layout: fields move between releases, forks and build flags. A [`VmLayout`]
-//! names every offset that lj-trace reads, for one compiled build. User space takes it from its table
-//! and proves it on the live process before any of it is believed; the BPF programs receive it in a map.
+//! LuaJIT has no stable layout: fields move between releases, forks and build flags. A [`VmLayout`] holds every offset
+//! that lj-trace reads, for one compiled build. User space takes it from its table and proves it on the live process
+//! before it trusts any of it; the BPF programs receive it in a map.
 //!
 //! All offsets are in bytes. `g_*` offsets count from `global_State`, `j_*` from `jit_State`, the rest
 //! from the start of the object they are named after. [`ABSENT`] marks a field that the build lacks.

@@ -1,4 +1,4 @@
-//! What the kernel half and the user-space half of lj-trace share.
+//! Code that the kernel half and the user-space half of lj-trace share.
 //!
 //! Everything here is `no_std`, does no I/O and allocates nothing, because most of it is compiled twice:
 //! into the BPF programs and into the agent. The walkers read a target through [`memory::ReadMemory`].
@@ -27,7 +27,7 @@ pub mod trace;
 pub mod turn;
 pub mod vm;
 
-/// The map types may be handed to the kernel as bytes.
+/// The agent may hand the map types to the kernel as bytes.
 #[cfg(feature = "user")]
 mod user {
     // SAFETY: `repr(C)`, integers only, no padding (asserted where they are defined).

@@ -1,9 +1,9 @@
 //! Objects that are followed from their allocation to their death.
 //!
-//! LuaJIT frees collectable objects in the sweep alone, and which ones was decided before it began: at the end of the
-//! mark phase [`atomic`] flips `gc.currentwhite`, and from then on what still has the old white is dead (`lj_gc.c`). So
-//! whoever looks at the mark bits right after each flip, before the sweep frees anything, knows of every object in which
-//! cycle it has died. A hardware watchpoint on `gc.currentwhite` tells when that is.
+//! LuaJIT frees collectable objects in the sweep phase alone, and decides before it which ones: at the end of the mark
+//! phase [`atomic`] flips `gc.currentwhite`, and from then on every object that still has the old white is dead
+//! (`lj_gc.c`). So a look at the mark bits right after each flip, before the sweep frees anything, shows for every
+//! object the cycle in which it died. A hardware watchpoint on `gc.currentwhite` tells when a flip happens.
 //!
 //! LuaJIT's sources: [`gc_sweep`], [`LJ_GC_WHITES`].
 //!
@@ -13,11 +13,11 @@
 
 use crate::memory::ReadMemory;
 
-/// How many objects are followed at a time: fewer where flips are so frequent that looking at all of them at each would
-/// cost the target too much.
+/// How many objects are followed at a time. There are fewer if flips are so frequent that looking at all objects at
+/// each flip would cost the target too much.
 pub const MAX_FOLLOWED: u32 = 2048;
 
-/// How many VMs are watched: a CPU has so many debug registers.
+/// How many VMs are watched: as many as a CPU has debug registers.
 pub const MAX_WATCHED: u32 = 4;
 
 /// The two whites of `marked` and of `gc.currentwhite` (`LJ_GC_WHITES`, `lj_gc.h`).
@@ -32,41 +32,41 @@ const FIXED: u8 = 0x20;
 pub struct Watched {
     /// Address of its `gc.currentwhite`; 0 for none.
     pub currentwhite: u64,
-    /// When it was last flipped, in nanoseconds of `CLOCK_MONOTONIC`; 0 for not yet.
+    /// Time of the last flip, in nanoseconds of `CLOCK_MONOTONIC`; 0 before the first one.
     pub flipped: u64,
-    /// How often.
+    /// How many flips were seen.
     pub flips: u32,
-    /// Its white bits since.
+    /// The VM's current white bits since the last flip.
     pub white: u32,
 }
 
-/// What is known of an object.
+/// What is known about a followed object.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LifeState {
     /// The entry is free.
     Free = 0,
-    /// It was alive at the last flip, or there was none.
+    /// The object was alive at the last flip, or there was no flip yet.
     Alive = 1,
-    /// It was dead at the flip after those that it has survived.
+    /// The object was dead at the first flip that it did not survive.
     Dead = 2,
-    /// There was no such object at that flip any more.
+    /// At that flip the object was not there any more.
     Gone = 3,
 }
 
-/// An object that is followed, or a part of one: that lives as long as the object, and as long as this refers to it.
+/// A followed object, or a part of one. A part lives as long as its object does and refers to it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Followed {
-    /// Address of the object's `marked`, which its type byte follows.
+    /// Address of the object's `marked` byte; the type byte follows it.
     pub place: u64,
-    /// Of a part: the address of the reference to it. 0 for an object.
+    /// For a part, the address of the reference to it; 0 for an object.
     pub link: u64,
-    /// Of a part: where it is.
+    /// For a part, its own address.
     pub part: u64,
     /// How many flips it has survived.
     pub survived: u32,
-    /// Which VM it belongs to, by its number among the watched ones.
+    /// Index of its VM among the watched VMs.
     pub watched: u8,
     /// Whether the VM's references have 64 bits.
     pub wide: u8,
@@ -77,17 +77,17 @@ pub struct Followed {
 }
 
 impl Watched {
-    /// Whether `currentwhite` is a flip against what it was: then the white that dead objects have.
+    /// If `currentwhite` is a flip from the previous white: the white of dead objects.
     #[inline(always)]
     pub fn flip(&self, currentwhite: u8) -> Option<u8> {
         let white = currentwhite & WHITES;
-        // While a VM is closed, both are current.
+        // While a VM is being closed, both whites are current.
         (u32::from(white ^ WHITES) == self.white && (white == 1 || white == 2)).then_some(white ^ WHITES)
     }
 }
 
 impl Followed {
-    /// Looks at it right after a flip that made `dead` the dead objects' white.
+    /// Looks at the object right after a flip that made `dead` the white of dead objects.
     #[inline(always)]
     pub fn look(&mut self, memory: &impl ReadMemory, dead: u8) {
         let header = memory.read::<[u8; 2]>(self.place).ok();
@@ -95,7 +95,7 @@ impl Followed {
         self.note(header, is_linked, dead);
     }
 
-    /// Notes what the object's `marked` and type byte are, and whether it still has the part.
+    /// Records the object's `marked` and type bytes, and whether the object still refers to the part.
     #[inline(always)]
     pub fn note(&mut self, header: Option<[u8; 2]>, is_linked: bool, dead: u8) {
         match header {

@@ -1,6 +1,6 @@
-//! What was read for one sample already. While a thread stands still its functions stay what they are, and stacks show
-//! the same ones again: in recursion, at the innermost frame, which is looked at several times, and in the many
-//! functions of one file; and recursion goes through the same calls. A read of the target's memory costs a hundred times what a look here does.
+//! What was read already for one sample. While a thread stands still, its functions do not change, and a stack shows the same
+//! functions many times: in recursion, in the innermost frame, which is read several times, and in the many functions of one
+//! file. Recursion also repeats the same calls. A read of the target's memory costs a hundred times as much as a lookup here.
 //!
 //! LuaJIT's sources: [`LJ_STACK_START`].
 //!
@@ -13,7 +13,7 @@ use crate::layout::VmLayout;
 use crate::memory::{Pod, ReadMemory, Unreadable, clear};
 use crate::string;
 
-/// How many functions, strings and calls are remembered, powers of two.
+/// How many functions, strings and calls are remembered, each a power of two.
 const FUNCTIONS: usize = 16;
 const STRINGS: usize = 8;
 const CALLS: usize = 16;
@@ -22,7 +22,7 @@ const CALLS: usize = 16;
 /// (`LJ_STACK_START`, `lj_state.c`).
 const SLOTS: usize = 32;
 
-/// What a function is: the part of a [`FrameRecord`] that does not depend on the frame.
+/// The description of a function: the part of a [`FrameRecord`] that does not depend on the frame.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoFunction {
@@ -38,28 +38,28 @@ pub struct MemoFunction {
     pub ffid: u64,
 }
 
-/// What was read for one sample: each thing has one place, which the last one of that place takes.
+/// What was read for one sample. Each item has one possible entry; a later item replaces an earlier one there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Memo {
-    /// Their addresses, 0 for none.
+    /// Addresses of the remembered functions, strings and calls; 0 for none.
     keys: Keys,
     functions: [MemoFunction; FUNCTIONS],
     identities: [u64; STRINGS],
-    /// The slots that calls put functions into.
+    /// For each call, the slot that it put the function into.
     calls: [u64; CALLS],
     slots: Slots,
-    /// To read the heads of objects into: the stack of a BPF program has little room.
+    /// Room to read the heads of objects: the stack of a BPF program is too small for it.
     pub head: Head,
 }
 
-/// Slots of a Lua stack that were read at once.
+/// A range of slots of a Lua stack that was read at once.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Slots {
-    /// The lowest address of the stack: below there may be nothing to read.
+    /// The lowest address of the stack: memory below it may be unreadable.
     stack: u64,
-    /// The address of the first one.
+    /// Address of the first slot read.
     start: u64,
     words: [u64; SLOTS],
 }
@@ -69,34 +69,34 @@ struct Slots {
 struct Keys {
     functions: [u64; FUNCTIONS],
     strings: [u64; STRINGS],
-    /// Where they return to.
+    /// The return addresses of the calls.
     calls: [u64; CALLS],
 }
 
 // SAFETY: arrays of integers.
 unsafe impl Pod for Keys {}
 
-/// The place of what is at `address`: objects are 16 bytes and more.
+/// Index of the entry for the object at `address`: objects are at least 16 bytes long.
 #[inline(always)]
 const fn place(address: u64, places: usize) -> usize {
     (address >> 4 ^ address >> 9) as usize & (places - 1)
 }
 
-/// The place of a call that returns to `link`: instructions are 4 bytes.
+/// Index of the entry for a call that returns to `link`: instructions are 4 bytes long.
 #[inline(always)]
 const fn place_of_call(link: u64) -> usize {
     (link >> 2 ^ link >> 6) as usize & (CALLS - 1)
 }
 
 impl Memo {
-    /// Forgets everything: what is seen next belongs to another moment.
+    /// Forgets everything: later reads belong to another moment.
     #[inline(always)]
     pub fn forget(&mut self) {
         clear(&mut self.keys);
         self.slots.stack = 0;
     }
 
-    /// Fills in what `function` is, if it is known.
+    /// Fills in the description of `function`, if it is known. Returns whether it is.
     #[inline(always)]
     pub fn fill(&self, function: u64, record: &mut FrameRecord) -> bool {
         let place = place(function, FUNCTIONS);
@@ -112,7 +112,7 @@ impl Memo {
         true
     }
 
-    /// Remembers what `function` is.
+    /// Remembers the description of `function`.
     #[inline(always)]
     pub fn note(&mut self, function: u64, record: &FrameRecord) {
         let place = place(function, FUNCTIONS);
@@ -125,7 +125,7 @@ impl Memo {
         self.keys.functions[place] = function;
     }
 
-    /// The slots of this coroutine come next.
+    /// From now on, slots of this coroutine are read.
     #[inline(always)]
     pub fn look_at(&mut self, coroutine: &Coroutine) {
         if self.slots.stack != coroutine.stack {
@@ -137,7 +137,7 @@ impl Memo {
     /// The two words below `address` on the Lua stack.
     ///
     /// # Errors
-    /// [`Unreadable`] if they are not there.
+    /// [`Unreadable`] if they cannot be read.
     #[inline(always)]
     pub fn two_words_below(&mut self, memory: &impl ReadMemory, address: u64) -> Result<[u64; 2], Unreadable> {
         let first = address.wrapping_sub(16);
@@ -151,11 +151,11 @@ impl Memo {
             }
         }
         let place = (first.wrapping_sub(slots.start) / 8) as usize;
-        // Torn state: no frame lies below its stack.
+        // Torn state: no frame can lie below its stack.
         if place > SLOTS - 2 { memory.read(first) } else { Ok([slots.words[place], slots.words[place + 1]]) }
     }
 
-    /// The same, if they were read before.
+    /// The two words, if they were read before.
     #[inline(always)]
     pub fn known_words_below(&self, address: u64) -> Option<[u64; 2]> {
         let place = address.wrapping_sub(16).wrapping_sub(self.slots.start) / 8;
@@ -166,10 +166,10 @@ impl Memo {
         Some([self.slots.words[place], self.slots.words[(place + 1) & (SLOTS - 1)]])
     }
 
-    /// The slot of the caller's that the call before `link` has put the function into: its operand A.
+    /// The caller's slot into which the call before `link` has put the function: operand A of the call.
     ///
     /// # Errors
-    /// [`Unreadable`] if the call is.
+    /// [`Unreadable`] if the call cannot be read.
     #[inline(always)]
     pub fn slot_of_call(&mut self, memory: &impl ReadMemory, link: u64) -> Result<u64, Unreadable> {
         let place = place_of_call(link);
@@ -180,7 +180,7 @@ impl Memo {
         Ok(self.calls[place])
     }
 
-    /// The same, if it was read before.
+    /// The slot, if the call was read before.
     #[inline(always)]
     pub fn known_slot_of_call(&self, link: u64) -> Option<u64> {
         let place = place_of_call(link);
@@ -190,7 +190,7 @@ impl Memo {
     /// The [identity](string::identity) of a string.
     ///
     /// # Errors
-    /// [`Unreadable`] if it is not there.
+    /// [`Unreadable`] if the string cannot be read.
     #[inline(always)]
     pub fn identity(&mut self, memory: &impl ReadMemory, layout: &VmLayout, string: u64) -> Result<u64, Unreadable> {
         let place = place(string, STRINGS);

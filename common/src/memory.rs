@@ -24,15 +24,15 @@ unsafe impl<T: Pod, const N: usize> Pod for [T; N] {}
 
 /// Sets all of `value` to zero, word by word.
 ///
-/// LLVM's BPF backend has no other way to clear memory than a loop over its bytes (`MaxStoresPerMemset` is 0,
-/// `BPFISelLowering.cpp`), which it also makes of neighbouring assignments of zero: slow to run, and slower to verify.
+/// LLVM's BPF backend clears memory only with a loop over its bytes (`MaxStoresPerMemset` is 0, `BPFISelLowering.cpp`).
+/// It turns neighbouring assignments of zero into such a loop, too: slow to run, and slower to verify.
 #[inline(always)]
 pub fn clear<T: Pod>(value: &mut T) {
     // SAFETY: it is valid for writes of its size.
     unsafe { clear_words(value) };
 }
 
-/// A value that is all zeros, in a place that holds nothing yet: moving it there would be such a loop, too.
+/// Creates a value of all zeros in an uninitialized place. Moving a zero value there would compile to such a loop, too.
 #[inline(always)]
 pub fn zeroed<T: Pod>(place: &mut MaybeUninit<T>) -> &mut T {
     // SAFETY: all of the value is written, with what is a valid one of plain data.
@@ -70,8 +70,8 @@ pub trait ReadMemory {
     /// Reads a value of plain data at `address`, of any alignment.
     fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable>;
 
-    /// Reads neighbouring words into `words`, at once where that is cheaper. What they hold after an error is not
-    /// defined.
+    /// Reads neighbouring words into `words`, at once where that is cheaper. After an error, the contents of `words`
+    /// are undefined.
     #[inline(always)]
     fn read_words(&self, address: u64, words: &mut [u64]) -> Result<(), Unreadable> {
         for (word, offset) in words.iter_mut().zip((0..).step_by(8)) {
@@ -80,7 +80,7 @@ pub trait ReadMemory {
         Ok(())
     }
 
-    /// Reads neighbouring words into memory that holds nothing yet.
+    /// Reads neighbouring words into uninitialized memory.
     #[inline(always)]
     fn read_array<'m, const N: usize>(
         &self,
@@ -90,7 +90,7 @@ pub trait ReadMemory {
         Ok(into.write(self.read(address)?))
     }
 
-    /// Reads neighbouring words in place of others. What they hold after an error is not defined.
+    /// Reads neighbouring words over existing ones. After an error, their contents are undefined.
     #[inline(always)]
     fn read_over<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> Result<(), Unreadable> {
         *words = self.read(address)?;

@@ -1,11 +1,11 @@
-//! Which request a coroutine serves, as it stands in memory at a sample: for nginx with Lua.
+//! Which request a coroutine serves at the time of a sample, as memory shows it: for nginx with Lua.
 //!
 //! OpenResty's LuaJIT has a word for its embedder in each `lua_State` (`exdata`), in which lua-nginx-module keeps the
-//! `ngx_http_request_t` that the coroutine works for. The request's first words have been the same since nginx 0.1:
-//! a signature, the connection, and four arrays of pointers, with an element for each HTTP module: their contexts, and their
-//! configurations at three levels. Element 0 of the configurations is the core module's: that of the location. All of these are
-//! addresses only. What they mean is proven in user space, where it can be looked at for longer: configurations live as long
-//! as the worker does.
+//! `ngx_http_request_t` that the coroutine works for. The first words of a request have been the same since nginx 0.1:
+//! a signature, the connection, and four arrays of pointers with an element for each HTTP module. One array has the
+//! modules' contexts, the others their configurations at three levels. Element 0 of the configurations belongs to the
+//! core module; at the lowest level it is the location. A sample records only addresses. User space proves what they
+//! mean, since it has more time for that: configurations live as long as the worker does.
 //!
 //! Sources: `src/http/ngx_http_request.h` of nginx 1.22.1, `ngx_http_lua_get_req` in `src/ngx_http_lua_util.h` of
 //! lua-nginx-module 0.10.23.
@@ -16,53 +16,53 @@ use crate::layout::VmLayout;
 use crate::memory::ReadMemory;
 use crate::vm::VmConfig;
 
-/// What the agent tells of a process: where its requests are.
+/// Where a process keeps its requests, as the agent tells the BPF programs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestLayout {
     /// Whether coroutines may have requests at all: 0 if nothing is to be read.
     pub is_wanted: u32,
-    /// Which element of the contexts is lua-nginx-module's; [`NO_INDEX`] if that is not known.
+    /// Index of lua-nginx-module's element in the array of contexts; [`NO_INDEX`] if that is not known.
     pub lua_index: u32,
-    /// Where its context has the phase, in bytes.
+    /// Offset of the phase in that module's context, in bytes.
     pub phase: u32,
-    /// Which bits of the four bytes there are the phase.
+    /// Mask of the phase's bits in the four bytes at that offset.
     pub phase_mask: u32,
 }
 
-/// The element is not known.
+/// The index is not known.
 pub const NO_INDEX: u32 = u32::MAX;
 
-/// The most modules that nginx has elements for, more than any build has.
+/// The most elements that such an array can have: more than any build of nginx has modules.
 pub const MAX_MODULES: u32 = 1024;
 
 /// `NGX_HTTP_MODULE`, with which each `ngx_http_request_t` begins: "HTTP".
 const SIGNATURE: u32 = 0x5054_5448;
 
-/// What became of the look for a request, as a number in [`RequestMarks::state`].
+/// The result of the search for a request, as a number in [`RequestMarks::state`].
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequestState {
-    /// Nobody has looked.
+    /// No search was made.
     None = 0,
-    /// While the stack is walked: all coroutines so far have the same word.
+    /// Only during the walk of a stack: all coroutines so far have the same word.
     Open = 1,
-    /// While the stack is walked: what is around does not matter any more.
+    /// Only during the walk of a stack: the coroutines further out do not matter any more.
     Settled = 2,
-    /// The coroutine is run by one that serves another request: which one it works for is not known.
+    /// The coroutine was resumed by a coroutine that serves another request: it is not known which request it works for.
     Mixed = 3,
     /// The word is 0.
     NoRequest = 4,
     /// Something could not be read.
     Unreadable = 5,
-    /// What the word points to is no request.
+    /// The word does not point to a request.
     NotOne = 6,
     /// The request was found.
     Found = 7,
 }
 
 impl RequestState {
-    /// The state with this number.
+    /// The state with this number, if there is one.
     pub const fn from_u32(number: u32) -> Option<Self> {
         Some(match number {
             0 => Self::None,
@@ -78,39 +78,39 @@ impl RequestState {
     }
 }
 
-/// What a sample says of the request.
+/// What a sample says about its request.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestMarks {
-    /// Its address: the word of the innermost coroutine.
+    /// Address of the request: the word of the innermost coroutine.
     pub request: u64,
-    /// The configurations of its location (`loc_conf`): the address of an array.
+    /// Address of the array with the configurations of the request's location (`loc_conf`).
     pub locations: u64,
-    /// The first of them.
+    /// The first element of that array.
     pub location: u64,
-    /// The configurations of its server (`srv_conf`): the address of an array.
+    /// Address of the array with the configurations of the request's server (`srv_conf`).
     pub servers: u64,
-    /// The phase, as lua-nginx-module numbers it; 0 if it is not known.
+    /// The phase, in lua-nginx-module's numbering; 0 if it is not known.
     pub phase: u32,
     /// A [`RequestState`].
     pub state: u32,
 }
 
-/// Where a `lua_State` has the word for its embedder, in bytes; [`None`] if the build has none.
+/// Offset of the word for the embedder in a `lua_State`, in bytes; [`None`] if the build has none.
 #[inline(always)]
 pub const fn embedder_word(layout: &VmLayout) -> Option<u64> {
-    // It follows the size of the stack, and is the last field but for another such word.
+    // The word follows the size of the stack. It is the last field, or the last but one if there is another such word.
     let offset = (layout.l_stacksize + 4 + 7) & !7;
     if layout.sizeof_l >= offset + 8 { Some(offset as u64) } else { None }
 }
 
 impl RequestMarks {
-    /// Looks at a coroutine of the sampled stack, from the innermost one outward; `is_innermost` says whether it is of the same
-    /// VM as that.
+    /// Looks at one coroutine of the sampled stack; calls go from the innermost coroutine outward. `is_innermost` says
+    /// whether the coroutine belongs to the same VM as the innermost one.
     ///
-    /// A coroutine that nginx itself resumes has its request's address from lua-nginx-module. One that Lua code resumes has it
-    /// from the coroutine that has created it, which may have been another request's: so all of them have to agree. The main
-    /// coroutine gets its word anew before each run, whatever is around it.
+    /// If nginx itself resumes a coroutine, lua-nginx-module has set the request's address in it. If Lua code resumes a
+    /// coroutine, the coroutine has the address from its creator, which may have served another request: so all of them
+    /// must agree. The main coroutine gets its word anew before each run, whatever is around it.
     #[inline(always)]
     pub fn see(&mut self, memory: &impl ReadMemory, vm: &VmConfig, thread: u64, is_innermost: bool) {
         let is_first = self.state == RequestState::None as u32;
@@ -134,7 +134,7 @@ impl RequestMarks {
         };
     }
 
-    /// Reads what the request says, once all coroutines were seen.
+    /// Reads what the request says, after all coroutines were seen.
     #[inline(always)]
     pub fn follow(&mut self, memory: &impl ReadMemory, layout: &RequestLayout) {
         if self.state != RequestState::Open as u32 && self.state != RequestState::Settled as u32 {

@@ -1,37 +1,37 @@
-//! Where native stacks end, as unwinding has shown: a stack that is not the main thread's (another thread's, a fiber's)
-//! does not tell, since what lies above it may be mapped, too. Without this knowledge a sample would take along all that
-//! is there.
+//! Where native stacks end, as unwinding has shown. Only the main thread's stack shows its own end. For any other stack
+//! (of another thread, of a fiber), the memory above may be mapped, too. Without this knowledge a sample would copy all
+//! of that memory.
 //!
-//! Stacks are known by the pages that the stack pointer was in. That one of them still ends where it did shows in the
-//! return address that its outermost frame was called with, which must be where it was.
+//! Stacks are identified by the pages that the stack pointer was in. The return address into the outermost frame shows
+//! that such a stack still ends at the same place: it must be in the same slot as before.
 
 use crate::config::MAX_STACK;
 
-/// How many pages are remembered; those that were not asked for the longest time are forgotten.
+/// How many pages are remembered; the least recently used are forgotten.
 pub const MAX_STACK_ENDS: u32 = 8192;
 
 /// The end of the native stack that a page belongs to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StackEnd {
-    /// Where the return address into the outermost frame is.
+    /// Address of the slot with the return address into the outermost frame.
     pub slot: u64,
     /// That return address.
     pub return_address: u64,
-    /// First address after all that unwinding needs.
+    /// First address after everything that unwinding needs.
     pub end: u64,
 }
 
 impl StackEnd {
-    /// The page that an address is in, in the process of this number: what ends are known by.
+    /// The key of an end: the page of an address in the process with this number.
     #[inline(always)]
     pub const fn page(process: u32, address: u64) -> u64 {
         // An address has at most 57 bits.
         address >> 12 | (process as u64) << 48
     }
 
-    /// How many bytes of a stack there are from `sp` up to this end, a multiple of 8; 0 if it is no end for a stack that
-    /// begins there.
+    /// How many bytes of the stack lie between `sp` and this end, a multiple of 8; 0 if this is not the end of a stack
+    /// that begins at `sp`.
     #[inline(always)]
     pub const fn size_from(&self, sp: u64) -> u32 {
         let size = self.end.wrapping_sub(sp).wrapping_add(7) & !7;

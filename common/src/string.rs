@@ -1,4 +1,4 @@
-//! Interned strings ([`GCstr`], `lj_obj.h`): telling one from another that took its place.
+//! Interned strings ([`GCstr`], `lj_obj.h`): how to notice that another string has taken a string's place.
 //!
 //! LuaJIT's sources: [`lj_str_new`].
 //!
@@ -9,17 +9,18 @@ use crate::frame::gct_offset;
 use crate::layout::VmLayout;
 use crate::memory::{ReadMemory, Unreadable};
 
-/// A number that differs between two strings of one VM, though the one may lie where the other lay before.
+/// A number that differs between two strings of one VM, even if one lies where the other was before.
 ///
-/// Since June 2020 every string has a number of its own (`sid`, LuaJIT 2.1). Before, and in forks that started from
-/// then, it has a hash, which leaves out bytes of a long string; so its first and last bytes are taken along: up to
+/// Since June 2020 every string has a number of its own (`sid`, LuaJIT 2.1). Older builds, and forks of them, have only
+/// a hash, which leaves out bytes of a long string. So the first and last bytes of the string are included: up to 32
+/// bytes of text count in full.
 /// 32 bytes of text count in full.
 ///
 /// # Errors
-/// [`Unreadable`] if it is not there.
+/// [`Unreadable`] if the string cannot be read.
 #[inline(always)]
 pub fn identity(memory: &impl ReadMemory, layout: &VmLayout, string: u64) -> Result<u64, Unreadable> {
-    // `sid` and `hash`, or `hash` and `len`: after the header with its 4 bytes of types and flags.
+    // The words after the header and its 4 bytes of types and flags: `sid` and `hash`, or `hash` and `len`.
     let numbers = string.wrapping_add(gct_offset(layout.is_gc64()) + 3);
     let length_at = string.wrapping_add(u64::from(layout.str_len));
     let first = memory.read::<u64>(numbers)?;
@@ -36,7 +37,7 @@ pub fn identity(memory: &impl ReadMemory, layout: &VmLayout, string: u64) -> Res
     } else if length >= 8 {
         identity = mix(mix(identity, memory.read::<u64>(text)?), memory.read::<u64>(text.wrapping_add(length - 8))?);
     }
-    // The hash of a shorter string has all of its bytes (`lj_str_new`).
+    // The hash of a shorter string covers all of its bytes (`lj_str_new`).
     Ok(identity)
 }
 

@@ -1,4 +1,4 @@
-//! A coroutine ([`lua_State`], `lj_obj.h`), as far as a walk needs it, in one read.
+//! The fields of a coroutine ([`lua_State`], `lj_obj.h`) that a walk needs, in one read.
 //!
 //! [`lua_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L692-L706
 
@@ -7,12 +7,12 @@ use crate::head::Head;
 use crate::layout::{VmLayout, gct};
 use crate::memory::{ReadMemory, Unreadable};
 
-/// What a `lua_State` says of itself.
+/// What a `lua_State` says about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LuaThread {
     /// The `global_State` of its VM.
     pub global: u64,
-    /// Whether it is a coroutine at all: else nothing here means anything.
+    /// Whether the object is a coroutine at all: if not, the other fields mean nothing.
     pub is_thread: bool,
     /// Its innermost C frame, or 0.
     pub cframe: u64,
@@ -23,10 +23,10 @@ pub struct LuaThread {
 }
 
 impl LuaThread {
-    /// Reads the `lua_State` at `thread`; `head` is to work in.
+    /// Reads the `lua_State` at `thread`; `head` is working memory.
     ///
     /// # Errors
-    /// [`Unreadable`] if it is.
+    /// [`Unreadable`] if the `lua_State` cannot be read.
     #[inline(always)]
     pub fn read(memory: &impl ReadMemory, layout: &VmLayout, thread: u64, head: &mut Head) -> Result<Self, Unreadable> {
         let gc64 = layout.is_gc64();

@@ -1,7 +1,7 @@
-//! Where the walk of the innermost coroutine starts: its BASE and its PC at a sample.
+//! Where the walk of the innermost coroutine starts: its BASE and its PC at the time of the sample.
 //!
-//! In the interpreter they are in registers ([`reg::BASE`] and [`reg::BYTECODE_PC`]), and `L->base` is stale; in C code it
-//! is the other way round. PC is the address of the next bytecode.
+//! In the interpreter both are in registers ([`reg::BASE`] and [`reg::BYTECODE_PC`]), and `L->base` is stale. In C
+//! code, `L->base` is current, and the registers hold something else. PC is the address of the next bytecode.
 //!
 //! LuaJIT's sources: [`vm_return`], [`LJ_TNUMX`], [`trace_exit_cp`], [`ffh_resume`], [`BC_LEN`], [`lj_tab_len`],
 //! [`FRAME_*`].
@@ -28,13 +28,13 @@ use crate::vm::{NOWHERE, VmConfig, VmState, is_in, jit_base};
 /// Type of the link of a frame that C has called (`FRAME_C`, and `FRAME_CP` without its third bit).
 const FRAME_C: u64 = 1;
 
-/// Without GC64, a link from here on is the type of a value (`LJ_TNUMX`, `lj_obj.h`).
+/// Without GC64, a link of at least this value is the type tag of a value (`LJ_TNUMX`, `lj_obj.h`).
 const LOWEST_TYPE: u64 = 0xfffe_0000;
 
-/// No object's address is that high: a word from here on is a value.
+/// No object has an address this high: a word of at least this value is a value, not a reference.
 const LOWEST_NUMBER: u64 = GC64_ADDRESS_MASK + 1;
 
-/// No frame is that far above another: a function has 250 slots, and a call as many arguments.
+/// The most bytes between two frames: a function has at most 250 slots, and a call as many arguments.
 const MAX_DELTA: u64 = 8 * 1024;
 
 /// The start of a walk.
@@ -44,7 +44,7 @@ pub struct Top {
     pub base: u64,
     /// Address after the bytecode that it executes; 0 if unknown.
     pub pc: u64,
-    /// `SAMPLE_*` bits that tell where both came from.
+    /// `SAMPLE_*` bits that tell where BASE and PC come from.
     pub flags: u32,
     /// Raw `vmstate`.
     pub vmstate: i32,
@@ -52,16 +52,16 @@ pub struct Top {
     pub jit_base: u64,
     /// `L->base`.
     pub thread_base: u64,
-    /// Whether the C frame has no Lua frame: the walk begins with crossing it ([`Walk::cross_first`]).
+    /// Whether the C frame has no Lua frame: the walk must first cross it ([`Walk::cross_first`]).
     ///
     /// [`Walk::cross_first`]: crate::frame::Walk::cross_first
     pub crosses: u32,
-    /// In the state EXIT: the trace that is left, and in the upper half its exit.
+    /// In state EXIT: the number of the trace that the VM is leaving, and in the upper half the number of the exit.
     pub trace_exit: u32,
 }
 
-/// Finds the start of the walk of `coroutine`, which runs in the C frame at `cframe`, the innermost on the
-/// sampled stack. `thread_base` is its `L->base`.
+/// Finds the start of the walk of `coroutine`, which runs in the C frame at `cframe`, the innermost C frame on the
+/// sampled stack. `thread_base` is `L->base` of the coroutine.
 ///
 /// # Errors
 /// [`Unreadable`] if the state of the VM or of the coroutine cannot be read.
@@ -80,8 +80,8 @@ pub fn find(
     let mut top = Top { vmstate, jit_base: jit_base(memory, vm)?, thread_base, ..Top::default() };
     top.base = top.thread_base;
     let state = VmState::from_raw(layout.states(), vmstate);
-    // The compiler's states come from the interpreter: jit_base is zero there. A trace keeps it set, also
-    // while the garbage collector or a C function runs on its behalf.
+    // The interpreter calls the JIT compiler, so jit_base is zero in the compiler's states. A running trace keeps
+    // jit_base set, also while the garbage collector or a C function runs on its behalf.
     if state == VmState::Trace || top.jit_base != 0 {
         top.flags = SAMPLE_ON_TRACE;
         if top.jit_base != 0 {
@@ -94,8 +94,9 @@ pub fn find(
         let trace = memory.read::<u32>(jit_state.wrapping_add(u64::from(layout.j_parent)))?;
         let exit = memory.read::<u32>(jit_state.wrapping_add(u64::from(layout.j_exitno)))?;
         top.trace_exit = trace & 0xffff | exit << 16;
-        // `trace_exit_cp` (`lj_trace.c`) runs in a C frame without a Lua frame. `L->top`, which tells that of other such C
-        // frames, is not set in traces, and the frames that it is putting onto the stack are not called by it.
+        // `trace_exit_cp` (`lj_trace.c`) runs in a C frame without a Lua frame. For other such C frames, `L->top` tells
+        // this; but traces do not set it. The Lua frames that `trace_exit_cp` restores onto the stack are not called by
+        // its C frame.
         let results = memory.read::<u32>(cframe.wrapping_add(u64::from(layout.cframe_nres)))?;
         if results as i32 <= -1 {
             top.crosses = 1;
@@ -107,7 +108,7 @@ pub fn find(
     let narrow = |value: u64| if gc64 { value } else { value & 0xffff_ffff };
     if in_text && registers[reg::SP] == cframe {
         let at = at_pc.wrapping_sub(vm.text_start) as u32;
-        // The last instructions of entering are those of `pcall` and of metamethods, too, whose frames have other links.
+        // `pcall` and metamethods share the last instructions of entering, but their frames have other kinds of links.
         let by_c = registers[reg::BYTECODE_PC] & 3 == FRAME_C;
         if (is_in(&vm.edges.entering, at) && by_c) || is_in(&vm.edges.leaving, at) {
             top.crosses = 1;
@@ -126,7 +127,7 @@ pub fn find(
         if is_in(&vm.edges.continuing, at) {
             let (id, pc) = continuation(memory, gc64, narrow(registers[reg::CONTINUED]));
             top.base = narrow(registers[reg::BASE]);
-            // The C frame of a callback has no other Lua frame, and a callback no PC.
+            // After a callback, its C frame has no other Lua frame, and the frame around it has no PC.
             top.crosses = u32::from(id == CONT_FFI_CALLBACK);
             top.pc = if id > CONT_FFI_CALLBACK { pc } else { 0 };
             top.flags = SAMPLE_BASE_IN_REGISTERS;
@@ -136,7 +137,7 @@ pub fn find(
     if !in_text && vm.edges.callback_calls[0] != NOWHERE {
         let return_address = return_address_below(memory, cframe)?;
         if vm.edges.callback_calls.contains(&(return_address.wrapping_sub(vm.text_start) as u32)) {
-            // The C code of callbacks makes and drops their Lua frame and their C frame one after the other.
+            // The C code of callbacks creates and drops the Lua frame and the C frame one after the other.
             let link = memory.read_ref(gc64, top.base.wrapping_sub(if gc64 { 8 } else { 4 }))?;
             top.crosses = u32::from(!is_callback(memory, gc64, top.base, link));
             return Ok(top);
@@ -163,24 +164,26 @@ pub fn find(
     if state.is_interpreting() {
         top.flags = SAMPLE_BASE_UNCERTAIN;
     }
-    // Accepted later only if it points into the bytecode of the function at BASE.
+    // The walk accepts this PC only if it points into the bytecode of the function at BASE.
     top.pc = memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc)))?;
-    // A fast function whose C part has put results where its function and its link were (`ffh_resume`, `lib_base.c`).
+    // The C part of a fast function may have stored results over its function and link (`ffh_resume`, `lib_base.c`).
     let (record, memo) = scratch;
     if top.flags == SAMPLE_BASE_UNCERTAIN
         && let Ok((function, link)) = read_frame_with(memory, layout, top.base, memo)
         && (!gc64 && link >= LOWEST_TYPE || read_code(memory, layout, function, &mut memo.head).is_err())
         && let Some(place) = caller(memory, vm, coroutine, (top.base, top.pc), (record, memo))
     {
-        // Anything may stand where the interpreter has not set `L->base` for a call: `BC_LEN` does not for `lj_tab_len`.
+        // Where the interpreter calls C without setting `L->base`, anything may stand there: `BC_LEN` calls
+        // `lj_tab_len` so.
         (top.base, top.pc, top.crosses) = (place.base, place.pc, u32::from(place.crosses));
         top.flags |= SAMPLE_BASE_OF_CALLER;
     }
     Ok(top)
 }
 
-/// BASE of the C function that the interpreter is returning to: its own minus what the link in PC's register says, or what of
-/// that is there already (`vm_return`). Each of its instructions leaves only one of these within the stack.
+/// BASE of the C function that the interpreter is returning to: the current BASE minus the distance in the link, which
+/// PC's register holds. The register may also hold the finished result, or its negative (`vm_return`). After each
+/// instruction, only one of these values lies within the stack.
 #[inline(always)]
 fn base_of_caller(coroutine: &Coroutine, narrow: impl Fn(u64) -> u64, registers: &SampledRegisters) -> u64 {
     let (base, link) = (registers[reg::BASE], registers[reg::BYTECODE_PC]);
@@ -199,7 +202,7 @@ fn base_of_caller(coroutine: &Coroutine, narrow: impl Fn(u64) -> u64, registers:
 struct WalkStart {
     base: u64,
     pc: u64,
-    /// It belongs to the next C frame.
+    /// Whether the frame belongs to the next C frame.
     crosses: bool,
 }
 
@@ -210,8 +213,8 @@ impl WalkStart {
     }
 }
 
-/// Checks BASE and PC as found in registers, and sets them right in the few instructions of a call or a
-/// return where they belong to different frames. `thread_base` is `L->base`.
+/// Checks the BASE and PC found in registers. In a few instructions of a call or a return, they belong to different
+/// frames; then it corrects them. `thread_base` is `L->base`.
 #[inline(always)]
 fn from_registers(
     memory: &impl ReadFrames,
@@ -226,7 +229,7 @@ fn from_registers(
     if !coroutine.holds(base) {
         return None;
     }
-    // What would be found in the new frame's place is old.
+    // The link in the new frame's header is still an old one, so the new frame does not count.
     if vm.edges.links.contains(&(at_pc.wrapping_sub(vm.text_start) as u32)) {
         return caller(memory, vm, coroutine, (base, pc), (record, memo));
     }
@@ -240,10 +243,9 @@ fn from_registers(
         if pc == header {
             return WalkStart::at(base, pc.wrapping_add(4));
         }
-        // BC_RET* or a fast function fetched the link, or BC_CALL* stored it but has not fetched the callee's PC
-        // yet: the frame is whole, its position is not known.
-        // On its way out of a protected call, `vm_return` has flipped a bit of it to test for C frames, and cleared its
-        // type.
+        // BC_RET* or a fast function fetched the link, or BC_CALL* stored it but has not fetched the callee's PC yet:
+        // the frame is whole, but its position is not known. When `vm_return` leaves a protected call, it has flipped a
+        // bit of the link to test for C frames, and cleared the link's type.
         if pc == link || pc == link ^ 1 || (pc == link & !7 && pc != 0) {
             return WalkStart::at(base, 0);
         }
@@ -253,16 +255,16 @@ fn from_registers(
         }
         own_link = link;
     }
-    // Moving BASE on, BC_CALL* still executes the call that PC is behind. A fast function returns to there: its results
-    // take the place of its function, and of its link.
+    // BC_CALL* has moved BASE, but still executes the call right before PC. A returning fast function leaves the same
+    // state: its results overwrite its function and its link.
     if let Some(place) = caller(memory, vm, coroutine, (base, pc), (record, memo)) {
         return Some(place);
     }
-    // A C function has returned, and left something else in the register.
+    // A C function has returned and left another value in BASE's register.
     if frame_at(memory, layout, (thread_base, pc), (record, memo)).is_some() && record.position != NO_POSITION {
         return WalkStart::at(thread_base, pc);
     }
-    // Some fast functions use the register for something else, but their frame is whole.
+    // Some fast functions use PC's register for something else, but their frame is whole.
     if is_native && caller(memory, vm, coroutine, (base, own_link), (record, memo)).is_some() {
         return WalkStart::at(base, 0);
     }
@@ -270,7 +272,7 @@ fn from_registers(
     caller(memory, vm, coroutine, (base, saved), (record, memo))
 }
 
-/// The function and the link of the frame at `base`, if there is one: then `record` has been filled in.
+/// The function and the link of the frame at `base`, if there is one; then `record` describes it.
 #[inline(always)]
 fn frame_at(
     memory: &impl ReadFrames,
@@ -286,8 +288,8 @@ fn frame_at(
 const FRAME_CONT: u64 = 2;
 const FRAME_VARG: u64 = 3;
 
-/// Where the frame at `base` is whole, but `pc` is on its way from or to a frame above it. `is_native` says whether it is
-/// that of a fast function or a C function.
+/// Handles a whole frame at `base` while `pc` is on its way to or from a frame above it. `is_native` says whether the
+/// frame belongs to a fast function or a C function.
 #[inline(always)]
 fn in_transition(
     memory: &impl ReadMemory,
@@ -302,29 +304,29 @@ fn in_transition(
     if coroutine.holds(above) && above > base {
         let link_above = memory.read_ref(gc64, above.wrapping_sub(if gc64 { 8 } else { 4 })).ok()?;
         let link_expected = above.wrapping_sub(base);
-        // The upper half of a vararg function's frame was left.
+        // The upper half of a vararg function's frame was just left.
         if kind == FRAME_VARG && link_above == pc {
             return WalkStart::at(base, 0);
         }
-        // A metamethod has returned, or is about to be called, since the interpreter has set L->base for that: where it
-        // came from stands below its frame. (Of a fast function, which calls none, PC is the link of its own frame: a trace
-        // that is stitched to the next one has called `coroutine.resume` with a continuation, and its first result has taken
-        // the link's place.)
+        // A metamethod has returned; or it is about to be called, as the interpreter has set L->base for the call. The
+        // place that it was called from is stored below its frame. (A fast function calls no metamethods, so there PC
+        // is the link of its own frame: a trace that is stitched to the next one has called `coroutine.resume` with a
+        // continuation, and the first result has overwritten the link.)
         if (kind == 0 && link_above == link_expected | FRAME_CONT)
             || (kind == FRAME_CONT && base == thread_base && !is_native)
         {
             return WalkStart::at(base, continuation(memory, gc64, above).1);
         }
     }
-    // A callback of the FFI that was entered, whose function is not fetched yet.
+    // An FFI callback was entered, but its function is not fetched yet.
     if base == thread_base && is_callback(memory, gc64, base, link) {
         return WalkStart::at(base, 0);
     }
     None
 }
 
-/// Continuation and PC below the frame at `base`, which a metamethod was called in; zeros where they cannot be read: of an
-/// [`Option`], compilers compare what is not there, too, which the verifier does not take.
+/// Continuation and PC below the frame at `base`, in which a metamethod was called; zeros if they cannot be read. It
+/// returns no [`Option`]: compilers would then also compare uninitialized fields, which the verifier rejects.
 #[inline(always)]
 fn continuation(memory: &impl ReadMemory, gc64: bool, base: u64) -> (u64, u64) {
     if gc64 {
@@ -342,7 +344,7 @@ fn is_callback(memory: &impl ReadMemory, gc64: bool, base: u64, link: u64) -> bo
     link & 7 == FRAME_CONT && continuation(memory, gc64, base).0 == CONT_FFI_CALLBACK
 }
 
-/// The frame that has called the one at `base`, whose link is `link`.
+/// The frame that called the frame at `base`, whose link is `link`.
 #[inline(always)]
 fn caller(
     memory: &impl ReadFrames,
@@ -361,7 +363,7 @@ fn caller(
         if link & 3 == 0 && record.position == NO_POSITION {
             return None;
         }
-        // A function that is only a value has its type there, or whatever comes next.
+        // If the slot holds a function only as a value, the word after it is a type tag or the next value, not a link.
         if !is_link(vm.layout.is_gc64(), coroutine, place.base, below) {
             return None;
         }
@@ -369,7 +371,7 @@ fn caller(
     Some(place)
 }
 
-/// Whether `link` can be that of a frame at `base`: an address in bytecode, or a distance within the stack.
+/// Whether `link` can be the link of a frame at `base`: an address in bytecode, or a distance within the stack.
 #[inline(always)]
 fn is_link(gc64: bool, coroutine: &Coroutine, base: u64, link: u64) -> bool {
     if link & 3 == 0 {
@@ -379,10 +381,10 @@ fn is_link(gc64: bool, coroutine: &Coroutine, base: u64, link: u64) -> bool {
     }
 }
 
-/// Whether there may be a caller of the frame whose BASE and link stand in `record` (the link as its code): then its BASE
-/// and its PC take their place.
+/// Whether the frame whose BASE is in `record.base` and whose link is in `record.code` may have a caller. If so, the
+/// caller's BASE and PC replace them.
 ///
-/// A function of its own for the same reason as [`is_frame`].
+/// It is a function of its own for the same reason as [`is_frame`].
 #[inline(never)]
 fn is_called(memory: &impl ReadMemory, vm: &VmConfig, coroutine: &Coroutine, record: &mut FrameRecord) -> bool {
     let (base, link) = (record.base, record.code);

@@ -1,8 +1,9 @@
-//! Traces as they are at a sample: which one runs, and a copy of it when it is seen for the first time.
+//! Traces at the time of a sample: which trace runs, and a copy of it when it is seen for the first time.
 //!
-//! A program may throw its traces away at any moment, and compile others to the same place. So what tells a trace
-//! from every other is read at the sample itself, and so is the trace: its header, intermediate code and snapshots
-//! are one block ([`lj_trace_alloc`], `lj_trace.c`, LuaJIT 2.1; [`trace_save_alloc`] in 2.0), its machine code another.
+//! A program may flush its traces at any moment and compile others to the same addresses. So the sample itself records
+//! what identifies its trace, and the probes copy the trace at the same time: its header, intermediate code and
+//! snapshots are one block ([`lj_trace_alloc`], `lj_trace.c`, LuaJIT 2.1; [`trace_save_alloc`] in 2.0), its machine
+//! code another.
 //!
 //! [`lj_trace_alloc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L123-L142
 //! [`trace_save_alloc`]: https://github.com/LuaJIT/LuaJIT/blob/71797fa75ffa1ddbd9b41bbd55d6c2d4236164b0/src/lj_trace.c#L121-L129
@@ -13,7 +14,7 @@ use crate::layout::{ABSENT, VmLayout};
 use crate::memory::{Pod, ReadMemory, Unreadable};
 use crate::vm::VmConfig;
 
-/// What tells a trace from every other one.
+/// Fields that together distinguish a trace from every other one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TraceIdentity {
@@ -25,19 +26,19 @@ pub struct TraceIdentity {
     pub startpt: u64,
     /// Address of the bytecode instruction at which it starts.
     pub startpc: u64,
-    /// Address of the entries of its snapshots.
+    /// Address of its snapshot map.
     pub snapmap: u64,
-    /// Bytes of its machine code.
+    /// Size of its machine code in bytes.
     pub szmcode: u32,
-    /// Reference after its last instruction.
+    /// IR reference after its last instruction.
     pub nins: u32,
-    /// Reference of its first constant.
+    /// IR reference of its first constant.
     pub nk: u32,
     /// Its number.
     pub number: u32,
 }
 
-/// A trace of one process among those that are recorded.
+/// A trace of one of the recorded processes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceKey {
@@ -49,15 +50,15 @@ pub struct TraceKey {
     pub reserved: u32,
 }
 
-/// The trace that runs at a sample, and where machine code lies at that moment.
+/// The trace that runs at a sample, and the newest area of machine code at that moment.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunningTrace {
-    /// Which one it is. What is inlined into C code or the garbage collector that it calls may not tell.
+    /// The running trace; empty if the VM's state does not tell the trace, as in C code or the garbage collector.
     pub identity: TraceIdentity,
     /// Address of the newest area of machine code (`J->mcarea`).
     pub area: u64,
-    /// Its size.
+    /// Size of that area in bytes.
     pub area_size: u64,
 }
 
@@ -67,20 +68,20 @@ pub struct RunningTrace {
 pub struct Piece {
     /// Address of its first byte.
     pub address: u64,
-    /// Its size.
+    /// Its size in bytes.
     pub size: u64,
 }
 
-/// The pieces that a trace is copied in, in this order: the last one makes the copy whole.
+/// The number of pieces that a trace is copied in. They come in order, so the last one completes the copy.
 pub const PIECES: usize = 3;
 
-/// No piece is larger: a trace of that size is read later.
+/// The most bytes in one piece: a larger trace is read later.
 pub const MAX_PIECE: u64 = 256 << 10;
 
-/// Marks a [`TraceCopy`] among samples: no sample is taken at that time.
+/// Takes the place of a sample's time to mark a [`TraceCopy`] in the stream: no sample has this time.
 pub const TRACE_COPY: u64 = u64::MAX;
 
-/// A piece of a trace that was seen for the first time; the bytes follow.
+/// One piece of a trace that was seen for the first time. The bytes of the piece follow this header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceCopy {
@@ -88,11 +89,11 @@ pub struct TraceCopy {
     pub mark: u64,
     /// The trace.
     pub identity: TraceIdentity,
-    /// What follows.
+    /// The memory range whose bytes follow.
     pub piece: Piece,
     /// Index of the VM.
     pub vm: u32,
-    /// Which of the trace's [`PIECES`] it is.
+    /// Index of this piece among the trace's [`PIECES`].
     pub index: u32,
 }
 
@@ -110,15 +111,15 @@ const _: () = {
     assert!(size_of::<TraceCopy>() == 8 + size_of::<TraceIdentity>() + size_of::<Piece>() + 8);
 };
 
-/// Where a VM has its traces.
+/// Where a VM keeps its traces.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TracesPlace {
-    /// Address of its `jit_State`; 0 while the VM's layout is not decided.
+    /// Address of its `jit_State`; 0 while the VM's layout is undecided.
     pub jit_state: u64,
-    /// The addresses of the traces, by number (`J->trace`).
+    /// Address of the array of trace addresses, indexed by trace number (`J->trace`).
     pub array: u64,
-    /// How many numbers there are (`J->sizetrace`).
+    /// Length of that array (`J->sizetrace`).
     pub size: u64,
     /// [`RunningTrace::area`].
     pub area: u64,
@@ -133,7 +134,7 @@ impl TracesPlace {
     /// Finds the traces of a VM.
     ///
     /// # Errors
-    /// [`Unreadable`] if the state of the JIT compiler is.
+    /// [`Unreadable`] if the state of the JIT compiler cannot be read.
     #[inline(always)]
     pub fn read(&mut self, memory: &impl ReadMemory, vm: &VmConfig) -> Result<(), Unreadable> {
         let layout = &vm.layout;
@@ -152,7 +153,7 @@ impl TracesPlace {
         Ok(())
     }
 
-    /// Finds out which trace has `number` at this moment; `head` is to work in.
+    /// Finds the trace that has `number` at this moment. `head` is working memory.
     ///
     /// # Errors
     /// [`Unreadable`] if the trace cannot be read.
@@ -172,11 +173,11 @@ impl TracesPlace {
         let gc64 = layout.is_gc64();
         let width = if gc64 { 8 } else { 4 };
         let address = memory.read_ref(gc64, self.array.wrapping_add(u64::from(number) * width))?;
-        // The trace that is being recorded is a part of `jit_State` yet.
+        // A trace that is being recorded is still a part of `jit_State`.
         if address == 0 || address == self.jit_state {
             return Ok(());
         }
-        // Intermediate code follows, so there is as much even where a trace's head is shorter.
+        // The intermediate code follows the header, so this many bytes can be read even where the header is shorter.
         head.read::<15, 12>(memory, gc64, address)?;
         let identity = &mut running.identity;
         identity.mcode = head.u64(layout.tr_mcode)?;
@@ -194,7 +195,7 @@ impl TracesPlace {
     }
 }
 
-/// The ranges of memory that hold a trace. Those of a malformed one may be larger than [`MAX_PIECE`].
+/// The memory ranges that hold a trace. For a malformed trace they may be larger than [`MAX_PIECE`].
 ///
 /// # Errors
 /// [`Unreadable`] if its header cannot be read.
@@ -206,7 +207,7 @@ pub fn pieces(
 ) -> Result<[Piece; PIECES], Unreadable> {
     let identity = &running.identity;
     let at = identity.address.wrapping_add(u64::from(layout.tr_nsnapmap));
-    // Snapshots of 8 bytes have 16-bit offsets into the map.
+    // Snapshots of 8 bytes have 16-bit offsets into the snapshot map.
     let entries = if layout.sizeof_snap == 8 { u32::from(memory.read::<u16>(at)?) } else { memory.read::<u32>(at)? };
     let end = identity.snapmap.wrapping_add(4 * u64::from(entries));
     let code = (identity.mcode, u64::from(identity.szmcode));

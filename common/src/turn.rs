@@ -2,10 +2,10 @@
 
 use crate::memory::Pod;
 
-/// Marks an [`EndedTurn`] among samples: no sample is taken at that time.
+/// Takes the place of a sample's time to mark an [`EndedTurn`] in the stream: no sample has this time.
 pub const TURN_ENDED: u64 = u64::MAX - 1;
 
-/// System calls that wait for events: each with the programs at its beginning and its end.
+/// System calls that wait for events, each with the BPF programs at its entry and its return.
 pub const LOOP_WAITS: [LoopWait; 8] = [
     LoopWait { call: "epoll_wait", begins: "epoll_wait_begins", ends: "epoll_wait_ends" },
     LoopWait { call: "epoll_pwait", begins: "epoll_pwait_begins", ends: "epoll_pwait_ends" },
@@ -14,106 +14,107 @@ pub const LOOP_WAITS: [LoopWait; 8] = [
     LoopWait { call: "ppoll", begins: "ppoll_begins", ends: "ppoll_ends" },
     LoopWait { call: "select", begins: "select_begins", ends: "select_ends" },
     LoopWait { call: "pselect6", begins: "pselect6_begins", ends: "pselect6_ends" },
-    // A poll that a signal without a handler has interrupted goes on so: SIGSTOP, a frozen container.
+    // The kernel resumes a poll with this call after a signal without a handler has interrupted it: SIGSTOP, a frozen
+    // container.
     LoopWait { call: "restart_syscall", begins: "restart_syscall_begins", ends: "restart_syscall_ends" },
 ];
 
 /// A system call that waits for events.
 #[derive(Clone, Copy, Debug)]
 pub struct LoopWait {
-    /// Its name, without what the kernel puts before it for a processor.
+    /// Its name, without the prefix that the kernel adds for a processor.
     pub call: &'static str,
-    /// The program at its beginning.
+    /// The BPF program at its entry.
     pub begins: &'static str,
-    /// The program at its end.
+    /// The BPF program at its return.
     pub ends: &'static str,
 }
 
-/// Whether a system call waits for events.
+/// What kind of wait for events a system call is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoopCall {
-    /// It does not.
+    /// It is no wait for events.
     None,
-    /// With epoll.
+    /// A wait with epoll.
     Epoll,
-    /// With poll or select.
+    /// A wait with poll or select.
     Other,
-    /// It goes on with one that was interrupted, whichever that was.
+    /// The resumption of an interrupted wait of either kind.
     Restart,
 }
 
-/// A wait with poll or select that is called from so many bytes deeper on the stack than the thread's event loop waits is none
-/// of the loop's, but blocks it. Between a call of the FFI by the interpreter and one by machine code it is some 1000; the
-/// resolver of the C library takes more than twice this.
+/// How much deeper on the stack, in bytes, a wait with poll or select must be called to be no wait of the event loop,
+/// but one that blocks it. Between an FFI call by the interpreter and one by machine code the difference is some 1000
+/// bytes; the resolver of the C library takes more than twice this constant.
 pub const DEEPER: u64 = 2048;
 
-/// After so many deeper waits one after the other the loop is there now: some program waits for something else before it has its
-/// loop. The resolver waits a few times.
+/// After so many deeper waits in a row, that place counts as the event loop: some programs wait for something else
+/// before they enter their loop. The resolver waits only a few times.
 pub const DEEPER_WAITS: u32 = 32;
 
-/// A turn that was longer than it should be.
+/// A turn that took longer than the limit.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndedTurn {
     /// [`TURN_ENDED`].
     pub mark: u64,
-    /// Which turn of its thread it is: samples have the same number.
+    /// Number of the turn on its thread: samples in the turn have the same number.
     pub number: u64,
-    /// When it began, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When the turn began, in nanoseconds of `CLOCK_MONOTONIC`.
     pub began: u64,
-    /// When it ended.
+    /// When the turn ended, in nanoseconds of `CLOCK_MONOTONIC`.
     pub ended: u64,
-    /// For how many nanoseconds of it the thread was off the CPU.
+    /// How many nanoseconds of the turn the thread was off the CPU.
     pub waited: u64,
-    /// For how many of these it could have run, and others did.
+    /// How many of these nanoseconds the thread could have run, but others did.
     pub preempted: u64,
-    /// For how many nanoseconds it is not known whether the thread ran or waited: the kernel did not show that it came back.
+    /// How many nanoseconds it is not known whether the thread ran or waited: the kernel did not show that it came back.
     pub unseen: u64,
-    /// The thread, in the kernel's own namespace.
+    /// Thread id, in the kernel's own namespace.
     pub tid: u32,
-    /// The number of the process among those that are recorded.
+    /// Number of the process among the recorded ones.
     pub process: u32,
-    /// 1 if it ended since its thread did: by itself, or killed.
+    /// 1 if the turn ended because its thread did, by itself or killed.
     pub exited: u32,
     /// Always 0: keeps the size a multiple of 8.
     pub reserved: u32,
 }
 
 impl EndedTurn {
-    /// How long it was, in nanoseconds.
+    /// Length of the turn in nanoseconds.
     pub const fn length(&self) -> u64 {
         self.ended.saturating_sub(self.began)
     }
 }
 
-/// How many lengths of turns are told apart: each power of two nanoseconds, in [`STEPS`] steps.
+/// Number of length classes: each power of two nanoseconds has [`STEPS`] of them.
 pub const LENGTHS: usize = 64 * STEPS as usize;
 
-/// Steps from one power of two to the next.
+/// Classes from one power of two to the next.
 pub const STEPS: u64 = 4;
 
-/// How often turns of a process had which length.
+/// A histogram of the lengths of a process's turns.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TurnLengths {
-    /// How long all of them were together, in nanoseconds.
+    /// Total length of all turns, in nanoseconds.
     pub time: u64,
-    /// Long ones that were not told, since the ring buffer was full.
+    /// Long turns that were not reported because the ring buffer was full.
     pub lost: u64,
-    /// Turns by length: see [`step_of`].
+    /// Number of turns in each class: see [`step_of`].
     pub turns: [u64; LENGTHS],
 }
 
 impl TurnLengths {
-    /// None.
+    /// A histogram without turns.
     pub const EMPTY: Self = Self { time: 0, lost: 0, turns: [0; LENGTHS] };
 }
 
-/// In which place of [`TurnLengths::turns`] a turn of so many nanoseconds is counted.
+/// Index in [`TurnLengths::turns`] for a turn of `length` nanoseconds.
 #[inline(always)]
 pub const fn step_of(length: u64) -> usize {
     let length = if length < STEPS { STEPS } else { length };
-    // Without a loop, and without an instruction that BPF has not: the highest bit by halves.
+    // Finds the highest bit by halving: BPF has no instruction for it, and this needs no loop.
     let mut power = 0;
     let mut rest = length;
     let mut half = 32;
@@ -127,7 +128,7 @@ pub const fn step_of(length: u64) -> usize {
     (power * STEPS + ((length >> (power - 2)) & (STEPS - 1))) as usize
 }
 
-/// The least length that is counted in this place of [`TurnLengths::turns`], in nanoseconds.
+/// The smallest length that counts at this index of [`TurnLengths::turns`], in nanoseconds.
 pub const fn step_begins(step: usize) -> u64 {
     let (power, part) = (step as u64 / STEPS, step as u64 % STEPS);
     if power < 2 { 0 } else { (STEPS + part) << (power - 2) }

@@ -1,4 +1,4 @@
-//! One VM as the probes know it, and the parts of its state that a sample needs.
+//! One VM from the probes' point of view, and the parts of its state that a sample needs.
 //!
 //! LuaJIT's sources: [`cont_dispatch`], [`LJ_VMST_*`].
 //!
@@ -9,7 +9,7 @@ use crate::frame::CFRAME_FLAGS;
 use crate::layout::{ABSENT, VmLayout, VmStates, gct};
 use crate::memory::{ReadMemory, Unreadable};
 
-/// A VM of the target: given to the BPF programs, one entry a VM.
+/// A VM of the target, as an entry of the VM list that the BPF programs read.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VmConfig {
@@ -19,60 +19,62 @@ pub struct VmConfig {
     pub text_start: u64,
     /// First address after it.
     pub text_end: u64,
-    /// How far behind the beginning of its first block, which is its main thread, it lies.
+    /// Distance in bytes from the start of the VM's first block, which is its main thread, to its `global_State`.
     pub global_offset: u64,
-    /// Which word of the `global_State`, counted from that of `vmstate`, has the coroutine that allocates: `mem_L`
-    /// (Tarantool) or `cur_L`. [`NO_WORD`] if the build (LuaJIT 2.0) has neither, or too far away: then whoever
-    /// looks must find it out ([`crate::allocation::AttributionRoom::note_thread`]).
+    /// Index of the word with the coroutine that allocates, counted in words from `vmstate` in `global_State`: `mem_L`
+    /// (Tarantool) or `cur_L`. [`NO_WORD`] if the build (LuaJIT 2.0) has neither field, or the field is too far away.
+    /// Then the caller has to find the coroutine ([`crate::allocation::AttributionRoom::note_thread`]).
     pub thread_word: u32,
-    /// By how many bits that word must be shifted.
+    /// How many bits to shift that word to the right.
     pub thread_shift: u32,
-    /// Where in the interpreter's machine code a C frame has no Lua frame.
+    /// Places in the interpreter's machine code where a C frame has no Lua frame.
     pub edges: VmEdges,
-    /// Where its fields are.
+    /// The offsets of its fields.
     pub layout: VmLayout,
     /// Keeps the size a multiple of 8.
     pub padding: [u8; padding()],
 }
 
-/// A range of the interpreter's machine code, counted from its beginning; empty for none.
+/// A range of the interpreter's machine code, in bytes from its beginning; empty for none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CodeRange {
-    /// The first instruction.
+    /// Offset of the first instruction.
     pub start: u32,
-    /// Where the last one ends.
+    /// Offset after the last instruction.
     pub end: u32,
 }
 
-/// Where a C frame is linked that has no Lua frame yet, or none any more: the innermost Lua frame belongs to the C frame
+/// Places where a linked C frame has no Lua frame yet, or no longer one: the innermost Lua frame belongs to the C frame
 /// around it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VmEdges {
-    /// It is entered: `L->base` is that of the C code that called.
+    /// The C frame is being entered: `L->base` belongs to the C code that called.
     pub entering: [CodeRange; 4],
-    /// It is returned from, and `L->base` not set yet.
+    /// The C frame is being returned from, but `L->base` is not set yet.
     pub returning: [CodeRange; 2],
-    /// It is about to be unlinked: `L->base` is that of the C code.
+    /// The C frame is about to be unlinked: `L->base` belongs to the C code.
     pub leaving: [CodeRange; 4],
-    /// An FFI callback has returned, and its C frame is not dropped yet: BASE is that of the Lua code that has called C.
+    /// An FFI callback has returned, but its C frame is not dropped yet: BASE belongs to the Lua code that called C.
     pub callback_left: [CodeRange; 1],
-    /// A metamethod or an FFI callback has returned, and BASE is that of the Lua code around it already. Its own frame is at
-    /// [`reg::CONTINUED`](crate::arch::reg::CONTINUED), below which stands how that code goes on (`cont_dispatch`).
+    /// A metamethod or an FFI callback has returned, and BASE belongs to the Lua code around it already. The frame that
+    /// has returned is at [`reg::CONTINUED`](crate::arch::reg::CONTINUED). Its continuation is stored below that
+    /// (`cont_dispatch`).
     pub continuing: [CodeRange; 1],
-    /// Where the two calls return to that enter and leave an FFI callback, or [`NOWHERE`].
+    /// Return addresses of the two calls that enter and leave an FFI callback, as offsets; [`NOWHERE`] if unknown.
     pub callback_calls: [u32; 2],
-    /// The instructions that store a new frame's link, whose BASE is in place already, or [`NOWHERE`].
+    /// Instructions that store the link of a new frame after BASE has moved there, as offsets; unused entries are
+    /// [`NOWHERE`].
     pub links: [u32; 8],
-    /// Around calls of C functions: BASE's register holds an argument or a result, and `L->base` is BASE.
+    /// Around calls of C functions: BASE's register holds an argument or a result, and `L->base` has the value of BASE.
     pub base_in_state: [CodeRange; 64],
-    /// The same, where [`reg::KEPT_BASE`](crate::arch::reg::KEPT_BASE) is BASE.
+    /// The same, but [`reg::KEPT_BASE`](crate::arch::reg::KEPT_BASE) has the value of BASE.
     pub base_kept: [CodeRange; 40],
 }
 
 impl VmEdges {
-    /// None are known.
+    /// No places are known.
     pub const NONE: Self = {
         let none = CodeRange { start: 0, end: 0 };
         Self {
@@ -95,24 +97,24 @@ impl Default for VmEdges {
     }
 }
 
-/// No place in the interpreter's code.
+/// Offset that stands for no place in the interpreter's code.
 pub const NOWHERE: u32 = u32::MAX;
 
-/// Whether the instruction at `offset` of the interpreter's code is in one of these ranges.
+/// Whether the instruction at `offset` in the interpreter's code lies in one of these ranges.
 #[inline(always)]
 pub fn is_in(ranges: &[CodeRange], offset: u32) -> bool {
     ranges.iter().any(|range| range.start <= offset && offset < range.end)
 }
 
-/// How much of the `global_State` an allocation looks at, in words, from that of `vmstate` on: what it needs is in
-/// there in all builds.
+/// How many words of the `global_State`, from `vmstate` on, an allocation reads: in all builds these contain what it
+/// needs.
 pub const WINDOW: usize = 29;
 
-/// No word of the window.
+/// Index that stands for no word of the window.
 pub const NO_WORD: u32 = u32::MAX;
 
 impl VmConfig {
-    /// The VM at `global`, whose main thread is at `main_thread` and whose interpreter's code is in
+    /// The VM at `global`, whose main thread is at `main_thread` and whose interpreter code lies in
     /// `text_start..text_end`.
     pub fn new(global: u64, main_thread: u64, (text_start, text_end): (u64, u64), layout: VmLayout) -> Self {
         let field = if layout.g_mem_l == ABSENT { layout.g_cur_l } else { layout.g_mem_l };
@@ -138,8 +140,8 @@ const fn padding() -> usize {
 
 const _: () = assert!(size_of::<VmConfig>() == 40 + size_of::<VmEdges>() + size_of::<VmLayout>() + padding());
 
-/// What a VM is doing, in the numbering of Tarantool's streams (`LJ_VMST_*` of the fork's `lj_obj.h`),
-/// which is the finer one.
+/// The activity of a VM, in the numbering of Tarantool's streams (`LJ_VMST_*` of the fork's `lj_obj.h`), which is finer
+/// than upstream's.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VmState {
@@ -180,7 +182,7 @@ impl VmState {
         Self::Trace,
     ];
 
-    /// The state behind the raw value of `g->vmstate`: `~state`, or a trace number.
+    /// The state for the raw value of `g->vmstate`, which is `~state` or a trace number.
     #[inline(always)]
     pub fn from_raw(states: VmStates, raw: i32) -> Self {
         if raw >= 0 {
@@ -215,7 +217,7 @@ impl VmState {
         matches!(self, Self::Lfunc | Self::Ffunc | Self::Cfunc)
     }
 
-    /// Whether the JIT compiler is at work: recording, optimizing or assembling a trace.
+    /// Whether the JIT compiler is running: recording, optimizing or assembling a trace.
     pub fn is_jit_compiler(self) -> bool {
         matches!(self, Self::Record | Self::Opt | Self::Asm)
     }
@@ -253,7 +255,7 @@ pub fn jit_base(memory: &impl ReadMemory, vm: &VmConfig) -> Result<u64, Unreadab
     memory.read_ref(vm.layout.is_gc64(), vm.global.wrapping_add(u64::from(vm.layout.g_jit_base)))
 }
 
-/// The innermost C frame of the coroutine that `cur_L` names, if that is running at all.
+/// The innermost C frame of the coroutine in `cur_L`, if that coroutine is running at all.
 #[inline(always)]
 pub fn current_cframe(memory: &impl ReadMemory, vm: &VmConfig) -> Option<u64> {
     if vm.layout.g_cur_l == ABSENT {
@@ -268,7 +270,7 @@ pub fn current_cframe(memory: &impl ReadMemory, vm: &VmConfig) -> Option<u64> {
     (cframe != 0).then_some(cframe)
 }
 
-/// Whether `thread` is a coroutine of this VM whose innermost C frame is at `cframe`: both point at each other.
+/// Whether `thread` is a coroutine of this VM whose innermost C frame is at `cframe`: each must point at the other.
 #[inline(always)]
 pub fn runs_at(memory: &impl ReadMemory, vm: &VmConfig, thread: u64, cframe: u64) -> bool {
     let layout = &vm.layout;

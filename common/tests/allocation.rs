@@ -20,7 +20,7 @@ const VARG: u64 = 3;
 const CPCALL: u64 = 5;
 const PCALL: u64 = 6;
 
-/// Raw VM states: those below the traces' numbers are inverted.
+/// Raw VM states: states are inverted, trace numbers are not.
 const INTERP: i32 = !0;
 const UPSTREAM_C: i32 = !1;
 const UPSTREAM_GC: i32 = !2;
@@ -30,16 +30,16 @@ const TARANTOOL_FFUNC: i32 = !2;
 const TARANTOOL_CFUNC: i32 = !3;
 const TARANTOOL_GC: i32 = !4;
 
-/// What is known of functions and prototypes, and what was said of prototypes.
+/// Remembers functions and prototypes, and which prototypes and traces were announced.
 struct Remembered {
     functions: Vec<KnownFunction>,
     prototypes: Vec<KnownPrototype>,
     traces: Vec<RememberedTrace>,
-    /// The traces that were named, and the lines at which they start.
+    /// The announced traces, and the lines at which they start.
     traces_named: Vec<(TraceIdentity, u32)>,
-    /// Their addresses and those of their chunknames.
+    /// Addresses of the announced prototypes and of their chunknames.
     named: Vec<(u64, u64)>,
-    /// Whether something can be said.
+    /// Whether announcements succeed.
     is_heard: bool,
 }
 
@@ -134,12 +134,12 @@ fn all(test: impl Fn(Scene)) {
 }
 
 impl Scene {
-    /// The state of this numbering.
+    /// The raw state in the scene's numbering.
     fn state(&self, upstream: i32, tarantool: i32) -> i32 {
         if self.states == VmStates::Tarantool { tarantool } else { upstream }
     }
 
-    /// Who allocates if the VM is in a state, with `pc` saved in the C frame.
+    /// Attributes an allocation while the VM is in this state, with `pc` saved in the C frame.
     fn attribute(&self, vmstate: i32, pc: u64) -> Attributed {
         let Lab { memory, layout, base, cframe, .. } = &self.lab;
         let write_ref = |address: u64, value: u64| match self.lab.gc64() {
@@ -164,11 +164,11 @@ impl Scene {
         self.attribute_now()
     }
 
-    /// Who allocates in the memory as it stands.
+    /// Attributes an allocation in the memory as it is.
     fn attribute_now(&self) -> Attributed {
         let mut objects = Remembered::default();
         let event = self.attribute_with(&mut objects);
-        // The second time most is known already.
+        // The second time, most of it is known already.
         let again = self.attribute_with(&mut objects);
         assert_eq!(event, again);
         if event.source == AllocationSource::Lua as u8 {
@@ -178,7 +178,7 @@ impl Scene {
         event
     }
 
-    /// Who allocates in the memory as it stands, with what is known.
+    /// Attributes an allocation in the memory as it is, with the given knowledge.
     fn attribute_with(&self, objects: &mut Remembered) -> Attributed {
         let vm = VmConfig::new(GLOBAL, GLOBAL - 96, (0, 0), self.lab.layout);
         let mut event = AllocationEvent { place: 1, line: 1, source: 9, ..AllocationEvent::default() };
@@ -187,7 +187,7 @@ impl Scene {
     }
 }
 
-/// Line where the function is defined, and the current one; for what is no Lua function, its address or number.
+/// The line where the function is defined, and the current line; if it is no Lua function, its address or number.
 fn summary(event: &Attributed) -> String {
     match AllocationSource::from_u8(event.source) {
         Some(AllocationSource::Internal) => "internal".into(),
@@ -210,7 +210,7 @@ fn a_lua_function_allocates_at_its_current_bytecode() {
         assert_eq!(event.first_line, 7);
         let at_first = scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, 0));
         assert_eq!(summary(&at_first), "7:7");
-        // A PC of another function: the JIT compiler is at work.
+        // A PC of another function: the JIT compiler is running.
         let event = scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), 0x7777_0000);
         assert_eq!(summary(&event), "internal");
     });
@@ -233,7 +233,7 @@ fn lines_are_as_wide_as_they_must_be() {
         assert_eq!(with_lines(256, &[0, 0, 0, 0, 0, 0, 0x34, 0x12], TABLE).line, 7 + 0x1234);
         let wide = [&[0; 12][..], &0x12_3456_u32.to_le_bytes()].concat();
         assert_eq!(with_lines(65_536, &wide, TABLE).line, 7 + 0x12_3456);
-        // A stripped function has no lines, but is the source all the same.
+        // A stripped function has no lines, but it is still the source.
         assert_eq!(summary(&with_lines(0, &[], 0)), "7:0");
     });
 }
@@ -285,13 +285,13 @@ fn a_trace_allocates_whatever_the_stack_says() {
         // What an FFI callback leaves behind in Tarantool's VM is no state at all.
         let garbage = summary(&scene.attribute(0x8cd0_3d78_u32 as i32, 0));
         assert_eq!(garbage, if scene.states == VmStates::Tarantool { "lost trace 2362457464" } else { "internal" });
-        // It is not known where the VM has its traces.
+        // It is not known where the VM keeps its traces.
         let event = scene.attribute(17, scene.lab.pc(scene.function, 4));
         assert_eq!((summary(&event), event.line), ("lost trace 17".into(), 0));
     });
 }
 
-/// Where the traces of a [`Scene`] are.
+/// Address of the trace array of a [`Scene`].
 const ARRAY: u64 = 0x80_0000;
 const MCODE: u64 = 0x90_0000;
 
@@ -314,7 +314,7 @@ impl Scene {
         memory.write_u64(CFRAME - 24 - 16, MCODE + 0x30);
     }
 
-    /// Puts a trace in the place of a number that starts at a bytecode of a function, and gives it.
+    /// Puts a trace that starts at a bytecode of a function into the array at `number`, and returns it.
     fn trace(&self, number: u32, address: u64, position: u64) -> u64 {
         let Lab { memory, layout, .. } = &self.lab;
         memory.write(address, &[0; 120]);
@@ -350,7 +350,7 @@ fn a_trace_is_named_before_it_allocates_and_again_when_another_gets_its_number()
         gives(&scene, &mut objects);
         assert_eq!(named(&objects).len(), 1, "once");
 
-        // Flushed: another one gets its number, at another place, and after that at the same place.
+        // After a flush, another trace gets the number: first at another address, then at the same one.
         let second = scene.trace(3, 0xa1_0000, 6);
         gives(&scene, &mut objects);
         assert_eq!(named(&objects)[1..], [(second, 3, 67)]);
@@ -359,7 +359,7 @@ fn a_trace_is_named_before_it_allocates_and_again_when_another_gets_its_number()
         gives(&scene, &mut objects);
         assert_eq!(named(&objects)[2..], [(second, 3, 87)]);
 
-        // None has the number, it is not yet complete, or it starts nowhere.
+        // No trace has the number, the trace is not complete yet, or it has no start.
         scene.lab.write_ref(ARRAY + 3 * if scene.lab.gc64() { 8 } else { 4 }, 0);
         assert_eq!(gives(&scene, &mut objects), "lost trace 3");
         let jit_state = GLOBAL + u64::from(scene.lab.layout.g_to_j);
@@ -379,7 +379,7 @@ fn a_trace_that_nobody_was_told_of_is_lost() {
         let mut objects = Remembered { is_heard: false, ..Remembered::default() };
         scene.attribute(3, 0);
         assert_eq!(summary(&scene.attribute_with(&mut objects)), "lost trace 3");
-        // Next time it is tried again.
+        // The next event tries again.
         objects.is_heard = true;
         assert_eq!(summary(&scene.attribute_with(&mut objects)), "trace 3 at Some((900000, 30))");
     });
@@ -392,7 +392,7 @@ fn the_vm_itself_is_internal() {
         for state in [scene.state(UPSTREAM_GC, TARANTOOL_GC), scene.state(UPSTREAM_RECORD, !6), !8] {
             assert_eq!(summary(&scene.attribute(state, pc)), "internal");
         }
-        // Between functions, which upstream builds do not tell from within them.
+        // Between functions. Upstream builds do not distinguish this from code within functions.
         let between = summary(&scene.attribute(INTERP, pc));
         assert_eq!(between, if scene.states == VmStates::Tarantool { "internal" } else { "7:47" });
     });
@@ -406,7 +406,7 @@ fn tarantool_notes_who_allocates() {
         }
         let layout = scene.lab.layout;
         scene.attribute(TARANTOOL_LFUNC, scene.lab.pc(scene.function, 4));
-        // Another coroutine is current, or none: mem_L counts.
+        // Another coroutine is current, or none is: mem_L counts.
         scene.lab.memory.write_u64(GLOBAL + u64::from(layout.g_cur_l), 0);
         scene.lab.memory.write_u64(GLOBAL + u64::from(layout.g_mem_l), THREAD);
         assert_eq!(summary(&scene.attribute_now()), "7:47");
@@ -435,7 +435,7 @@ fn what_cannot_be_read_or_is_not_what_it_should_be_is_internal() {
     });
 }
 
-/// LuaJIT 2.0: whoever looks has found out which coroutine it is.
+/// LuaJIT 2.0: the caller has found out which coroutine runs.
 #[test]
 fn a_vm_that_does_not_name_its_coroutine_is_told() {
     all(|mut scene| {
@@ -525,7 +525,7 @@ fn what_is_freed_is_forgotten() {
         };
         let before = attribute_at(&mut objects, 4);
         assert_eq!(summary(&attribute_at(&mut objects, 5)), "7:57");
-        // Another prototype takes its place: what lies there is not read again until it is forgotten.
+        // Another prototype takes the same address: what lies there is not read again until the old one is forgotten.
         scene.lab.memory.write_u32(before.place + u64::from(scene.lab.layout.pt_firstline), 100);
         assert_eq!(summary(&attribute_at(&mut objects, 5)), "7:57");
         objects.forget(scene.function + 8);

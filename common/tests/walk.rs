@@ -26,7 +26,7 @@ fn both(test: impl Fn(Lab)) {
     }
 }
 
-/// A chunk called by `lua_pcall`, itself calling a function at bytecode 5.
+/// A chunk called by `lua_pcall`, which has called a function at bytecode 5.
 fn chunk_and_function(lab: &mut Lab) -> (u64, u64) {
     let chunk = lab.lua_function(0, 20);
     let function = lab.lua_function(7, 10);
@@ -64,10 +64,10 @@ fn strings_of_the_same_place_are_told_apart() {
         for (index, first) in identities.iter().enumerate() {
             assert!(!identities[..index].contains(first), "{index}");
         }
-        // Equal strings are the same, wherever they lie.
+        // Equal strings have the same identity, wherever they lie.
         let again = lab.string(texts[0]);
         assert_eq!(identity(&lab, again), identities[0]);
-        // A build with numbers needs nothing else.
+        // A build with string numbers needs nothing else.
         lab.layout.str_len += 4;
         lab.memory.write_u32(again + if lab.gc64() { 12 } else { 8 }, 77);
         assert_ne!(identity(&lab, again), identities[0]);
@@ -224,8 +224,8 @@ fn more_crossings_than_c_frames_are_noticed() {
     });
 }
 
-/// Puts random frames onto the stack until it has `depth`, and gives all of them as [`summary`] does, innermost first, and
-/// the PC.
+/// Pushes random frames onto the stack until it has `depth` frames. Returns all of them in the form of [`summary`],
+/// innermost first, and the PC.
 fn random_stack(lab: &mut Lab, depth: usize, random: &mut impl FnMut(u64) -> u64) -> (Vec<String>, u64) {
     let functions: Vec<u64> = (0..30).map(|line| lab.lua_function(line, 20)).collect();
     let (pcall, sort) = (lab.c_function(20, 0), lab.c_function(93, 0x9999));
@@ -234,7 +234,7 @@ fn random_stack(lab: &mut Lab, depth: usize, random: &mut impl FnMut(u64) -> u64
     let mut line = random(30);
     lab.push_delta(CPCALL, 3, functions[line as usize]);
     let mut frames = vec!["|".to_owned()];
-    // Most stacks are a recursion of few functions.
+    // Most stacks are recursions of a few functions.
     let many = random(2) * 27 + 3;
     while frames.len() + 1 < depth {
         let (caller, position, next) = (functions[line as usize], random(20), random(many));
@@ -294,7 +294,7 @@ fn both_ends_of_a_deep_stack_are_exact() {
                 assert_eq!(short[..innermost], frames[..innermost], "{depth}");
                 assert_eq!(short[innermost..], frames[innermost + left_out as usize..], "{depth}");
             }
-            // Whatever is passed by, the frames are those of a walk that looks at each.
+            // The frames are the same as in a walk that looks at each, whichever were passed by.
             let whole = lab.walk(pc).0;
             assert_eq!(records[..innermost.min(records.len())], whole[..innermost.min(whole.len())]);
             let outermost = records.len().saturating_sub(innermost);
@@ -314,17 +314,17 @@ fn a_frame_that_cannot_be_looked_at_says_why() {
     });
 }
 
-/// The interpreter's registers at a sample.
+/// The start of a walk when the sample hits the interpreter, with these registers.
 fn at_interpreter(lab: &Lab, base: u64, pc: u64) -> top::Top {
     at_interpreter_with(lab, base, pc, 0)
 }
 
-/// The same, with an `L->base`.
+/// Like `at_interpreter`, with a given `L->base`.
 fn at_interpreter_with(lab: &Lab, base: u64, pc: u64, thread_base: u64) -> top::Top {
     at_interpreter_in(lab, (base, pc, 0), thread_base, CFRAME)
 }
 
-/// The same, with a frame above BASE in `rbp`, in a C frame.
+/// Like `at_interpreter_with`, with BASE of a frame above in `rbp`, and in a given C frame.
 fn at_interpreter_in(lab: &Lab, (base, pc, above): (u64, u64, u64), thread_base: u64, cframe: u64) -> top::Top {
     let global = 0x70_0000;
     lab.memory.write(global, &[0; 64]);
@@ -351,7 +351,7 @@ fn a_callback_that_has_returned_is_not_in_its_c_frame() {
         let (caller, callback) = (lab.base, lab.lua_function(13, 10));
         let cframe = CFRAME - 0x200;
         lab.push_cframe(cframe, 0, 0);
-        // Where other continuations have a PC, a callback's has the type of its result.
+        // Other continuations have a PC in this word; a callback has the type of its result there.
         lab.push_continuation(9, 1, callback);
         let delta = lab.base - caller;
         for pc in [delta, delta | 2, 9, 0] {
@@ -392,10 +392,10 @@ fn within_a_call_the_caller_is_on_top_until_the_link_is_stored() {
         let callee = lab.lua_function(30, 5);
         lab.call_from_lua(function, 3, callee);
         let pc = lab.pc(function, 3);
-        // Link stored, PC not fetched yet (or, in a return, fetched again): the callee, somewhere.
+        // Link stored, PC not fetched yet (or, in a return, fetched again): the frame is the callee's, its position unknown.
         let top = at_interpreter(&lab, lab.base, pc);
         assert_eq!((top.base, top.pc), (lab.base, 0));
-        // Link not stored yet: an old value is in its place.
+        // Link not stored yet: the slot still has an old value.
         lab.memory.write_u32(lab.base - if lab.gc64() { 8 } else { 4 }, 0x1111);
         let top = at_interpreter(&lab, lab.base, pc);
         assert_eq!((top.base, top.pc), (caller, pc));
@@ -459,7 +459,7 @@ fn within_a_call_of_a_fast_function_the_caller_is_on_top_until_the_link_is_store
         assert_eq!(at_interpreter(&lab, lab.base, pc).base, lab.base);
         lab.memory.write_u32(lab.base - if lab.gc64() { 8 } else { 4 }, 0x1111);
         assert_eq!(at_interpreter(&lab, lab.base, pc).base, caller);
-        // The frame is whole, and the register has something else. Where it is not, nothing is known.
+        // The frame is whole, and the register holds something else. If the frame is not whole, nothing is known.
         assert_eq!(at_interpreter(&lab, lab.base, 0x9990).flags, SAMPLE_BASE_UNCERTAIN);
         lab.memory.write_u32(lab.base - if lab.gc64() { 8 } else { 4 }, pc as u32);
         assert_eq!(at_interpreter(&lab, lab.base, 0x9990).base, lab.base);

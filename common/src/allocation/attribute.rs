@@ -1,5 +1,5 @@
-//! Who causes an allocation, in the terms of Tarantool's memprof ([`memprof_write_func`] and its neighbours,
-//! `lj_memprof.c` of the fork).
+//! Which function or trace causes an allocation, in the terms of Tarantool's memprof ([`memprof_write_func`] and its
+//! neighbours, `lj_memprof.c` of the fork).
 //!
 //! LuaJIT's sources: [`memprof_write_caller`], [`frame_prevl`].
 //!
@@ -19,7 +19,7 @@ use crate::layout::{ABSENT, VmLayout, VmStates, gct};
 use crate::memory::{Pod, ReadMemory, Unreadable, zeroed};
 use crate::vm::{VmConfig, VmState, WINDOW};
 
-/// Room to find out in who allocates: the stack of a BPF program is too small for it.
+/// Working memory to find out who allocates: the stack of a BPF program is too small for it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttributionRoom {
@@ -31,7 +31,7 @@ pub struct AttributionRoom {
     cframe: u64,
     /// The raw `vmstate`.
     vmstate: i64,
-    /// Of functions, prototypes and traces that were not known.
+    /// Room to read the heads of functions, prototypes and traces that were not known.
     head: Head,
     trace: TraceRoom,
 }
@@ -42,21 +42,21 @@ unsafe impl Pod for AttributionRoom {}
 const _: () = assert!(size_of::<AttributionRoom>() == 4 * 8 + size_of::<Head>() + size_of::<TraceRoom>());
 
 impl AttributionRoom {
-    /// Nothing in it.
+    /// Empty working memory.
     pub const EMPTY: Self =
         Self { thread: 0, base: 0, cframe: 0, vmstate: 0, head: Head::EMPTY, trace: TraceRoom::EMPTY };
 
-    /// Says which coroutine allocates, for VMs whose `global_State` does not; 0 if that is not known.
+    /// Sets the coroutine that allocates, for VMs whose `global_State` does not name it; 0 if it is not known.
     #[inline(always)]
     pub fn note_thread(&mut self, thread: u64) {
         self.thread = thread;
     }
 }
 
-/// Reads what is needed of the `global_State`: the raw `vmstate`, and the coroutine that allocates if it names that.
-/// Whether it could be read.
+/// Reads what is needed of the `global_State`: the raw `vmstate`, and the coroutine that allocates if the
+/// `global_State` names it. Returns whether it could be read.
 ///
-/// A function of its own in the kernel: a program's stack has no room for its window beside all else.
+/// It is a separate function in the kernel, because a program's stack has no room for the window and everything else.
 #[inline(never)]
 fn read_state(memory: &impl ReadMemory, vm: &VmConfig, room: &mut AttributionRoom) -> bool {
     let start = vm.layout.g_vmstate & !7;
@@ -73,8 +73,8 @@ fn read_state(memory: &impl ReadMemory, vm: &VmConfig, room: &mut AttributionRoo
     true
 }
 
-/// Reads where the coroutine that allocates is, after a look whether it is one of the VM's. A function of its own as
-/// [`read_state`] is.
+/// Checks that the coroutine that allocates belongs to the VM, and reads its base and C frame. It is a separate
+/// function for the same reason as [`read_state`].
 #[inline(never)]
 fn read_thread(memory: &impl ReadMemory, vm: &VmConfig, room: &mut AttributionRoom) -> bool {
     place_of(memory, vm, room.thread).map(|(base, cframe)| (room.base, room.cframe) = (base, cframe)).is_ok()
@@ -96,8 +96,8 @@ fn place_of(memory: &impl ReadMemory, vm: &VmConfig, thread: u64) -> Result<(u64
 
 /// Fills in who causes an allocation that `vm` is making.
 ///
-/// `objects` is what is known of the VM's functions; whoever calls makes it forget those that are freed, and
-/// `room` is to work in. What cannot be read counts as the VM's own doing, as it does in the process itself.
+/// `objects` remembers what is known of the VM's objects; the caller must make it forget the objects that are freed.
+/// `room` is working memory. If something cannot be read, the allocation counts as the VM's own, as in memprof itself.
 #[inline(always)]
 pub fn attribute(
     memory: &impl ReadMemory,
@@ -117,16 +117,16 @@ pub fn attribute(
     let states = vm.layout.states();
     match VmState::from_raw(states, raw) {
         VmState::Trace => trace(memory, vm, objects, room, event),
-        // Upstream builds are in this state in all Lua code, Tarantool's only between functions.
+        // Upstream builds use this state for all Lua code, Tarantool's builds only between functions.
         VmState::Interp if states == VmStates::Tarantool => {}
         VmState::Interp | VmState::Lfunc | VmState::Ffunc | VmState::Cfunc => {
-            // What has failed halfway leaves nothing behind.
+            // A lookup that fails halfway leaves the source unset.
             if let Ok(source) = function(memory, vm, objects, room, event) {
                 event.source = source as u8;
             }
         }
-        // What is no state at all is a trace, too: an FFI callback of Tarantool's VM restores a state that it has
-        // not saved (`memprof_write_caller` has the same condition).
+        // A value that is no state at all counts as a trace, too: an FFI callback of Tarantool's VM restores a state
+        // that it has not saved (`memprof_write_caller` has the same condition).
         VmState::Asm if states == VmStates::Tarantool && !raw != VmState::Asm as i32 => {
             trace(memory, vm, objects, room, event);
         }
@@ -134,7 +134,7 @@ pub fn attribute(
     }
 }
 
-/// A function of its own as [`read_state`] is.
+/// A separate function for the same reason as [`read_state`].
 #[inline(never)]
 fn trace(
     memory: &impl ReadMemory,
@@ -147,7 +147,7 @@ fn trace(
     on_trace::note(memory, vm, objects, (trace, head), (*thread, *vmstate as u32), event);
 }
 
-/// There is no function that it could be attributed to.
+/// No function is known that the allocation could be attributed to.
 pub(crate) struct Nobody;
 
 impl From<Unreadable> for Nobody {
@@ -164,8 +164,8 @@ impl From<NoFunction> for Nobody {
     }
 }
 
-/// Describes the function that is running: the innermost one, or the Lua function that called it if it is a
-/// fast function. Of a C function, the Lua function that called it is noted as well.
+/// Describes the running function: the innermost one, or the Lua function that called it if it is a fast function. For
+/// a C function, it also notes the Lua function that called it.
 #[inline(always)]
 fn function(
     memory: &impl ReadMemory,
@@ -181,7 +181,7 @@ fn function(
     }
     let AttributionRoom { thread, base, cframe, ref mut head, .. } = *room;
     if cframe == 0 && layout.g_mem_l == ABSENT {
-        // cur_L is left over: that coroutine has yielded, and what runs is not known.
+        // cur_L is stale: that coroutine has yielded, and it is not known what runs.
         return Err(Nobody);
     }
     let (function, link) = read_frame(memory, layout, base)?;
@@ -192,10 +192,10 @@ fn function(
     let known = objects.function(function).ok_or(Nobody)?;
     known.become_function(memory, layout, function, window, head)?;
     let (mut code, mut pc) = (known.code, 0);
-    // The C function, if it is one.
+    // Address of the C function, if the running function is one.
     let mut native = 0;
     if known.is(RecordKind::Lua) {
-        // Whatever allocates has its PC saved, since it may throw an error with a line in it.
+        // Code that allocates has saved its PC, because it may throw an error with a line number in it.
         if cframe != 0 {
             pc = memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc))).unwrap_or(0);
         }
@@ -216,7 +216,7 @@ fn function(
             return Ok(AllocationSource::C);
         }
     }
-    // All ways meet here.
+    // All paths join here.
     (room.base, room.cframe, event.caller) = (code, pc, native);
     let (code, pc) = (reread(&room.base), reread(&room.cframe));
     let found = lua(memory, layout, objects, &mut room.head, (code, pc), event);
@@ -225,7 +225,7 @@ fn function(
     if native == 0 {
         return found;
     }
-    // In place of what stands for the caller's name alone. Without its caller, the C function remains.
+    // The caller's place replaces its function address. If the caller cannot be described, the C function alone remains.
     match found {
         Ok(AllocationSource::Lua) => event.caller = event.place,
         _ => event.line = 0,
@@ -234,15 +234,15 @@ fn function(
     Ok(AllocationSource::C)
 }
 
-/// What was just written there, as a number of which nothing is known: else the kernel's verifier follows each way to it
-/// on its own up to the end, three times as far in all.
+/// Reads back a value that was just written, as a number about which the verifier knows nothing. Else the kernel's verifier
+/// follows every path to this point separately to the end, which takes three times as many instructions in all.
 #[inline(always)]
 fn reread(place: &u64) -> u64 {
     // SAFETY: a reference is valid for reads.
     unsafe { core::ptr::read_volatile(place) }
 }
 
-/// Fills in a Lua function: its prototype, and the PC in it.
+/// Describes a Lua function, given its prototype and the PC in it.
 #[inline(always)]
 fn lua(
     memory: &impl ReadMemory,
@@ -256,7 +256,7 @@ fn lua(
     Ok(if is_known { AllocationSource::Lua } else { AllocationSource::Internal })
 }
 
-/// The function that called the one with `base`, if it called as Lua functions do, and the PC after its call.
+/// The Lua function that called the function with `base`, and the PC after its call, if it called as Lua functions do.
 #[inline(always)]
 pub(crate) fn caller(memory: &impl ReadMemory, layout: &VmLayout, base: u64, link: u64) -> Result<(u64, u64), Nobody> {
     let gc64 = layout.is_gc64();

@@ -1,4 +1,4 @@
-//! The records of the allocation probes: fixed width, `repr(C)`, no padding. The first byte of each tells what it is.
+//! The records of the allocation probes: fixed width, `repr(C)`, no padding. The first byte of each record is its kind.
 //!
 //! LuaJIT's sources: [`lua_Alloc`], [`GG_State`].
 //!
@@ -16,14 +16,14 @@ use crate::trace::TraceIdentity;
 pub enum AllocationKind {
     /// New memory.
     Alloc = 0,
-    /// Another size for memory that there is.
+    /// An existing block gets another size.
     Realloc = 1,
-    /// Memory given back.
+    /// A block is freed.
     Free = 2,
 }
 
 impl AllocationKind {
-    /// What `allocf(ud, pointer, old_size, size)` means (`lua_Alloc`, `lua.h`).
+    /// The kind of the call `allocf(ud, pointer, old_size, size)` (`lua_Alloc`, `lua.h`).
     #[inline(always)]
     pub const fn of_call(pointer: u64, size: u64) -> Self {
         if size == 0 {
@@ -35,7 +35,7 @@ impl AllocationKind {
         }
     }
 
-    /// The kind with this number.
+    /// The kind with this number, if there is one.
     pub const fn from_u8(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::Alloc,
@@ -46,7 +46,7 @@ impl AllocationKind {
     }
 }
 
-/// Who caused it.
+/// Who caused an allocation.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocationSource {
@@ -56,15 +56,15 @@ pub enum AllocationSource {
     Lua = 1,
     /// A C function: `place` is its address.
     C = 2,
-    /// A trace that a [`TraceSeen`] has told of: `place` is its number, with the address of its machine code above the lowest 16 bits if it is known
-    /// where in that it is ([`super::on_trace::TracePlace`]).
+    /// A trace that an earlier [`TraceSeen`] described: `place` is its number. If the position in the trace is known, the bits
+    /// of `place` above the lowest 16 are the address of the trace's machine code ([`super::on_trace::TracePlace`]).
     Trace = 3,
-    /// A trace of which it could not be said which one it is: `place` is its number.
+    /// A trace that could not be identified: `place` is its number.
     LostTrace = 4,
 }
 
 impl AllocationSource {
-    /// The source with this number.
+    /// The source with this number, if there is one.
     pub const fn from_u8(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::Internal,
@@ -93,22 +93,22 @@ pub struct AllocationEvent {
     pub source: u8,
     /// Index of the VM.
     pub vm: u8,
-    /// The lowest bits of the number of the window that it is in (see [`crate::config::GATE_CLOSED`]).
+    /// The lowest bits of the number of its window (see [`crate::config::GATE_CLOSED`]).
     pub window: u8,
-    /// The line that is being executed; 0 if the prototype has no line numbers. Of a trace: the offset of the call's
-    /// return address in its machine code, or 0. Of a C function: the line that called it, if there is a `caller`.
+    /// The current line; 0 if the prototype has no line numbers. For a trace, the offset of the call's return address
+    /// in its machine code, or 0. For a C function, the line that called it, if there is a `caller`.
     pub line: u32,
-    /// Who: see [`AllocationSource`].
+    /// Who caused it: see [`AllocationSource`].
     pub place: u64,
-    /// The memory that was freed or given another size; 0 for a new allocation.
+    /// Address of the block that was freed or given another size; 0 for a new allocation.
     pub pointer: u64,
-    /// Where the memory lies now; 0 for a free.
+    /// Address of the resulting block; 0 for a free.
     pub result: u64,
-    /// The size that it had.
+    /// Size of the block before the call.
     pub old_size: u64,
-    /// The size that it has now.
+    /// Size of the block after the call.
     pub size: u64,
-    /// Of a C function: the prototype of the Lua function that called it; 0 if that is not known.
+    /// For a C function, the prototype of the Lua function that called it; 0 if that is not known.
     pub caller: u64,
 }
 
@@ -116,7 +116,7 @@ pub struct AllocationEvent {
 unsafe impl Pod for AllocationEvent {}
 
 impl AllocationEvent {
-    /// Nothing yet.
+    /// An event with all fields empty.
     pub const EMPTY: Self = Self {
         kind: 0,
         source: 0,
@@ -132,14 +132,14 @@ impl AllocationEvent {
     };
 }
 
-/// The `place` of a Lua function that could not be named: the ring buffer had no room for its name.
+/// The `place` of a Lua function without a known name: the ring buffer had no room for its [`PrototypeSeen`].
 pub const NAMELESS: u64 = 0;
 
-/// How much of a chunkname comes along.
+/// The most bytes of a chunkname in a [`PrototypeSeen`].
 pub const NAME_SIZE: usize = 240;
 
-/// A prototype that events will name from now on: it comes before the first of them. Whatever its address meant
-/// before is no more.
+/// Announces a prototype that later events refer to by its address: it comes before the first of them. If the address
+/// belonged to another prototype before, that one is gone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PrototypeSeen {
@@ -157,9 +157,9 @@ pub struct PrototypeSeen {
     pub chunkname: u64,
     /// Number of its bytecodes.
     pub size_bc: u32,
-    /// Bytes of the chunkname, of which the first [`NAME_SIZE`] are in `name`; [`u32::MAX`] if it cannot be read.
+    /// Length of the chunkname in bytes, of which `name` has the first [`NAME_SIZE`]; [`u32::MAX`] if it cannot be read.
     pub name_length: u32,
-    /// The chunkname.
+    /// The first bytes of the chunkname.
     pub name: [u8; NAME_SIZE],
 }
 
@@ -179,14 +179,14 @@ impl PrototypeSeen {
         self.size_bc = prototype.size_bc;
     }
 
-    /// As much of the chunkname as came along, if it could be read.
+    /// The part of the chunkname that is in this record; [`None`] if the chunkname could not be read.
     pub fn name(&self) -> Option<&[u8]> {
         if self.name_length == u32::MAX { None } else { Some(&self.name[..NAME_SIZE.min(self.name_length as usize)]) }
     }
 }
 
-/// A trace that events will name by its number from now on: it comes before the first of them, and after the prototype
-/// that it starts in. Whichever trace had its number before is gone.
+/// Announces a trace that later events refer to by its number: it comes before the first of them, and after the record
+/// of the prototype in which the trace starts. If another trace had this number before, that trace is gone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TraceSeen {
@@ -198,7 +198,7 @@ pub struct TraceSeen {
     pub vm: u16,
     /// Line at which it starts, or [`NO_LINE`](super::on_trace::NO_LINE).
     pub line: u32,
-    /// Which one it is.
+    /// The trace.
     pub identity: TraceIdentity,
 }
 
@@ -211,47 +211,47 @@ unsafe impl Pod for TraceSeen {}
 pub struct PendingAllocation {
     /// The thread: `bpf_get_current_pid_tgid`.
     pub owner: u64,
-    /// What it has done, or will have done.
+    /// The event of the call; some of its fields are known only when the call returns.
     pub event: AllocationEvent,
-    /// Where that was found out.
+    /// Working memory that was used to find out who made the call.
     pub room: AttributionRoom,
-    /// Where its return address lies on the stack: the kernel has put the address of a trampoline there.
+    /// Address of the stack slot with the return address, where the kernel has put the address of its trampoline.
     pub return_slot: u64,
-    /// The address that was there.
+    /// The original return address.
     pub return_address: u64,
-    /// The call's data (`ud`), if it may be for a new VM.
+    /// The data pointer of the call (`ud`), if the call may be for a new VM.
     pub user_data: u64,
-    /// The VM that it would be a copy of.
+    /// Index of the VM whose configuration a new VM would copy.
     pub template: u64,
-    /// Whether it has returned.
+    /// Whether the call has returned.
     pub returned: u32,
     /// A [`Creation`].
     pub creation: u32,
-    /// The window in which it was made: only its own probes may see it return.
+    /// Number of the window in which the call was made: only the probes of this window may see it return.
     pub window: u32,
     /// Always 0: keeps the size a multiple of 8.
     pub reserved: u32,
 }
 
-/// Whether a call makes a VM: its first block has a size of its own (`sizeof(GG_State)`, `lj_state.c`). Others may have
-/// that size too, so the event waits until the next call on its thread tells what has become of the block.
+/// Whether a call creates a VM. The first block of a VM has a special size (`sizeof(GG_State)`, `lj_state.c`). Other blocks may
+/// have that size too, so the probes hold the event back until the next call on the same thread shows what the block became.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Creation {
-    /// It does not.
+    /// The call creates no VM.
     No = 0,
-    /// It may, and has not returned. No VM that is known makes the call.
+    /// The call may create a VM, and has not returned. It is not a call of a known VM.
     ByNobody = 1,
-    /// It may, and has not returned. If it does not, the event is of the VM that it says.
+    /// The call may create a VM, and has not returned. If it creates none, the event belongs to the VM named in it.
     ByVm = 2,
-    /// It has returned; else as [`Self::ByNobody`].
+    /// Like [`Self::ByNobody`], but the call has returned.
     HeldByNobody = 3,
-    /// It has returned; else as [`Self::ByVm`].
+    /// Like [`Self::ByVm`], but the call has returned.
     HeldByVm = 4,
 }
 
 impl PendingAllocation {
-    /// Nothing yet.
+    /// An entry with all fields empty.
     pub const EMPTY: Self = Self {
         owner: 0,
         event: AllocationEvent::EMPTY,
@@ -272,7 +272,7 @@ unsafe impl Pod for PendingAllocation {}
 
 const _: () = {
     assert!(size_of::<AllocationEvent>() == 56);
-    // An event has a byte for its VM.
+    // An event has one byte for the index of its VM.
     assert!(crate::config::MAX_VMS <= 1 << u8::BITS);
     assert!(size_of::<PrototypeSeen>() == 32 + NAME_SIZE);
     assert!(size_of::<TraceSeen>() == 8 + size_of::<TraceIdentity>());

@@ -1,4 +1,5 @@
-//! What functions, prototypes and traces are, remembered: that stays true until they are freed, and frees are events.
+//! Remembers the descriptions of functions, prototypes and traces. They stay true until the objects are freed, and
+//! frees are events.
 //!
 //! LuaJIT's sources: [`memprof_write_lfunc`].
 //!
@@ -13,10 +14,10 @@ use crate::layout::VmLayout;
 use crate::memory::{Pod, ReadMemory, Unreadable, clear};
 use crate::trace::TraceIdentity;
 
-/// How many functions, how many prototypes, and how many traces, of a VM are remembered. A power of two.
+/// How many functions of a VM are remembered; also how many prototypes, and how many traces. A power of two.
 pub const KNOWN_OBJECTS: u32 = 1024;
 
-/// How many lines of a prototype are remembered. A power of two.
+/// How many positions of a prototype are remembered with their lines. A power of two.
 const LINES: usize = 8;
 
 /// A function: a closure, or a C function.
@@ -29,7 +30,7 @@ pub struct KnownFunction {
     pub code: u64,
     /// A [`RecordKind`].
     pub kind: u32,
-    /// The window in which that was so.
+    /// The window in which this entry was valid.
     pub window: u32,
 }
 
@@ -41,7 +42,7 @@ pub struct KnownPrototype {
     pub prototype: u64,
     /// Address of its first bytecode.
     pub bytecode: u64,
-    /// Address of its bytecodes' lines; 0 if it is stripped.
+    /// Address of its line table; 0 if the bytecode is stripped.
     lines: u64,
     /// How many lines it has.
     line_count: u32,
@@ -49,9 +50,9 @@ pub struct KnownPrototype {
     pub first_line: u32,
     /// Number of its bytecodes.
     pub size_bc: u32,
-    /// The window in which that was so.
+    /// The window in which this entry was valid.
     window: u32,
-    /// Positions that have allocated.
+    /// Positions that have allocated, with their lines.
     positions: [Located; LINES],
 }
 
@@ -59,7 +60,7 @@ pub struct KnownPrototype {
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Located {
-    /// One more than the position; 0 for none.
+    /// The position plus 1; 0 for an unused entry.
     position: u32,
     line: u32,
 }
@@ -76,25 +77,25 @@ const _: () = {
     assert!(size_of::<KnownPrototype>() == 3 * 8 + 4 * 4 + 8 * LINES);
 };
 
-/// Where a VM's functions and prototypes are remembered.
+/// Storage for what is known of a VM's functions, prototypes and traces.
 pub trait KnownObjects {
-    /// The place for what is known of `function`, which other functions share; [`slot`] tells which.
+    /// The entry for `function`. Functions with the same [`slot`] share one entry.
     fn function(&mut self, function: u64) -> Option<&mut KnownFunction>;
 
-    /// The same for `prototype`.
+    /// The entry for `prototype`, shared in the same way.
     fn prototype(&mut self, prototype: u64) -> Option<&mut KnownPrototype>;
 
-    /// The same for `trace`.
+    /// The entry for `trace`, shared in the same way.
     fn trace(&mut self, trace: u64) -> Option<&mut RememberedTrace>;
 
-    /// Says which trace it is that events name by its number from now on, and the line at which it starts. Whether it
-    /// could be said.
+    /// Announces a trace that later events refer to by its number, with the line at which it starts. Returns whether
+    /// that succeeded.
     fn name_trace(&mut self, trace: &TraceIdentity, line: u32) -> bool;
 
-    /// Says what a prototype is that events name from now on. Whether it could be said.
+    /// Announces a prototype that later events refer to. Returns whether that succeeded.
     fn name_prototype(&mut self, memory: &impl ReadMemory, layout: &VmLayout, prototype: u64, chunkname: u64) -> bool;
 
-    /// The window that is open. What was known in another is not true any more: frees between them are not seen.
+    /// Number of the open window. Entries from another window are no longer true: the probes see no frees between windows.
     #[inline(always)]
     fn window(&self) -> u32 {
         0
@@ -121,14 +122,14 @@ pub trait KnownObjects {
     }
 }
 
-/// The index of the place for an object.
+/// Index of the entry for the object at `address`.
 #[inline(always)]
 pub const fn slot(address: u64) -> u32 {
-    // Multiplicative hashing: objects are 8 bytes apart at least.
+    // Multiplicative hashing: objects are at least 8 bytes apart.
     ((address >> 3) as u32).wrapping_mul(0x9e37_79b9) >> (32 - KNOWN_OBJECTS.ilog2())
 }
 
-/// The function is not one, or cannot be read.
+/// The address holds no function or prototype, or it cannot be read.
 pub struct NoFunction;
 
 impl From<Unreadable> for NoFunction {
@@ -146,7 +147,7 @@ impl From<WalkEnd> for NoFunction {
 }
 
 impl KnownFunction {
-    /// Sees to it that this is `function`; reads it if it is not.
+    /// Makes this the entry of `function`: reads the function unless the entry holds it already.
     ///
     /// # Errors
     /// [`NoFunction`].
@@ -162,7 +163,7 @@ impl KnownFunction {
         if self.function == function && self.window == window {
             return Ok(());
         }
-        // What fails halfway is not known.
+        // If a read fails halfway, the entry must count as empty.
         self.function = 0;
         let FunctionCode { ffid, address } = read_code(memory, layout, function, head)?;
         self.code = address;
@@ -172,15 +173,15 @@ impl KnownFunction {
         Ok(())
     }
 
-    /// Whether it is of a kind.
+    /// Whether the function is of this kind.
     #[inline(always)]
     pub fn is(&self, kind: RecordKind) -> bool {
         self.kind == kind as u32
     }
 }
 
-/// Fills in a Lua function and the line of `pc` in it: whether there is one. Without a position there is no function:
-/// so it is in the process itself (`memprof_write_lfunc`, `lj_memprof.c`).
+/// Fills in a Lua function and the line of `pc` in it. Returns whether `pc` is a position in it; else there is no
+/// function, as in memprof itself (`memprof_write_lfunc`, `lj_memprof.c`).
 ///
 /// # Errors
 /// [`NoFunction`] if the prototype is not one, or its lines cannot be read.
@@ -201,8 +202,8 @@ pub fn locate(
     Ok(true)
 }
 
-/// Sees to it that it was said what a prototype is: whether it was. And the line of `pc` in it; [`None`] if that is no
-/// position in it.
+/// Announces a prototype if that is still to be done, and finds the line of `pc` in it. Returns whether the prototype
+/// is announced, and the line; the line is [`None`] if `pc` is no position in the prototype.
 ///
 /// # Errors
 /// As [`locate`].
@@ -226,7 +227,7 @@ pub(super) fn line_at(
     let known = objects.prototype(prototype).ok_or(NoFunction)?;
     let line = known.line_at(memory, layout, pc);
     if !named {
-        // Next time it is tried again.
+        // The announcement failed: the next event tries again.
         known.prototype = 0;
     }
     Ok((named, line?))
@@ -254,7 +255,7 @@ impl KnownPrototype {
         Ok(read.chunkname)
     }
 
-    /// The line of `pc`; [`None`] if that is no position in it.
+    /// The line of `pc`; [`None`] if `pc` is no position in the prototype.
     #[inline(always)]
     fn line_at(&mut self, memory: &impl ReadMemory, layout: &VmLayout, pc: u64) -> Result<Option<u32>, NoFunction> {
         let position = position(memory, layout, self.bytecode, self.size_bc, pc);

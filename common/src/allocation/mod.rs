@@ -1,4 +1,4 @@
-//! What a VM allocates: one record for each call of its allocator, and who caused it.
+//! What a VM allocates: one record for each call of its allocator, with the function or trace that caused it.
 
 mod attribute;
 pub mod event;

@@ -1,4 +1,4 @@
-//! Which trace allocates, and where in its machine code: its line in Lua can be told from that.
+//! Which trace allocates, and where in its machine code: from that place, user space finds the line of Lua.
 
 use super::event::{AllocationEvent, AllocationSource};
 use super::known::{KnownObjects, line_at};
@@ -10,7 +10,7 @@ use crate::memory::{Pod, ReadMemory, Unreadable, clear};
 use crate::trace::{RunningTrace, TraceIdentity, TracesPlace};
 use crate::vm::VmConfig;
 
-/// A trace that is known: it stays what it is until it is freed, and frees are events.
+/// A trace that is known. It stays the same until it is freed, and frees are events.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RememberedTrace {
@@ -18,20 +18,20 @@ pub struct RememberedTrace {
     pub trace: u64,
     /// Address of its machine code.
     mcode: u64,
-    /// Bytes of that.
+    /// Size of its machine code in bytes.
     size: u32,
-    /// What it has of the stack for itself.
+    /// How many bytes of the stack the trace has for itself.
     spadjust: u32,
     /// Its number.
     number: u32,
-    /// The window in which that was so.
+    /// The window in which this entry was valid.
     window: u32,
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
 unsafe impl Pod for RememberedTrace {}
 
-/// Room to find out in which trace it is.
+/// Working memory to find out which trace allocates.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceRoom {
@@ -48,7 +48,7 @@ const _: () = {
 };
 
 impl TraceRoom {
-    /// Nothing in it.
+    /// Empty working memory.
     pub const EMPTY: Self = Self {
         traces: TracesPlace { jit_state: 0, array: 0, size: 0, area: 0, area_size: 0 },
         running: RunningTrace {
@@ -69,8 +69,8 @@ impl TraceRoom {
     };
 }
 
-/// Notes that the trace with this number allocates, in `thread`, and where: if that cannot be told, the number remains.
-/// Which trace that is has been said before: one that was flushed leaves its number to another.
+/// Notes that the trace with this number allocates in `thread`, and where in the trace; if that is not known, only the
+/// number is noted. The trace was announced before: after a flush, another trace may have its number.
 #[inline(always)]
 pub fn note(
     memory: &impl ReadMemory,
@@ -82,7 +82,7 @@ pub fn note(
 ) {
     event.source = AllocationSource::LostTrace as u8;
     event.place = u64::from(number);
-    // What cannot be read is not known.
+    // If the trace cannot be read, it stays unknown.
     if let Ok(trace) = address_of(memory, vm, number)
         && trace != 0
         && is_named(memory, vm, objects, room, head, trace, number)
@@ -94,7 +94,7 @@ pub fn note(
     }
 }
 
-/// The address of the trace that has a number now; 0 for none.
+/// The address of the trace that has this number now; 0 for none.
 #[inline(always)]
 fn address_of(memory: &impl ReadMemory, vm: &VmConfig, number: u32) -> Result<u64, Unreadable> {
     let layout = &vm.layout;
@@ -106,7 +106,7 @@ fn address_of(memory: &impl ReadMemory, vm: &VmConfig, number: u32) -> Result<u6
     memory.read_ref(gc64, array.wrapping_add(u64::from(number) * if gc64 { 8 } else { 4 }))
 }
 
-/// Sees to it that it was said which trace this is: whether it was.
+/// Announces the trace if that is still to be done. Returns whether it is announced.
 #[inline(always)]
 fn is_named(
     memory: &impl ReadMemory,
@@ -122,7 +122,7 @@ fn is_named(
     if known.trace == trace && known.number == number && known.window == window {
         return true;
     }
-    // What fails halfway is not known.
+    // If a read fails halfway, the entry must count as empty.
     known.trace = 0;
     clear(room);
     if read_trace(memory, vm, room, head, number).is_err() || room.running.identity.address != trace {
@@ -133,7 +133,7 @@ fn is_named(
         Err(Unreadable) => return false,
     };
     let TraceIdentity { startpt, startpc, mcode, szmcode, .. } = room.running.identity;
-    // The PC after the instruction, as everywhere.
+    // `line_at` takes the PC after the instruction, as everywhere.
     let Ok((true, line)) = line_at(memory, &vm.layout, objects, head, startpt, startpc.wrapping_add(4)) else {
         return false;
     };
@@ -146,7 +146,7 @@ fn is_named(
     true
 }
 
-/// Reads which trace has a number.
+/// Reads the identity of the trace that has this number.
 #[inline(always)]
 fn read_trace(
     memory: &impl ReadMemory,
@@ -160,7 +160,7 @@ fn read_trace(
     traces.running(memory, &vm.layout, number, (running, head))
 }
 
-/// Notes where in the machine code of a trace its call of the allocator returns to.
+/// Notes the return address of the trace's call of the allocator, as an offset in the trace's machine code.
 #[inline(always)]
 fn locate(
     memory: &impl ReadMemory,
@@ -182,22 +182,22 @@ fn locate(
     Ok(())
 }
 
-/// The line of a trace's start that is not known.
+/// Stands for an unknown line of a trace's start.
 pub const NO_LINE: u32 = u32::MAX;
 
-/// A trace that allocates.
+/// A trace that allocates, and the place in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TracePlace {
     /// Its number.
     pub number: u64,
-    /// If it is known where in the trace: the address of its machine code, and the offset of the return address.
+    /// If the place in the trace is known: the address of its machine code, and the offset of the return address.
     pub at: Option<(u64, u32)>,
 }
 
 impl TracePlace {
-    /// What an event says that a trace has caused.
+    /// The trace that an event names as its source.
     pub fn of(event: &AllocationEvent) -> Self {
-        // Numbers take 16 bits; what the VM's state says otherwise is garbage of 32.
+        // Trace numbers take 16 bits. Otherwise the VM's state is garbage of up to 32 bits.
         match event.place >> 16 {
             mcode if event.place > u64::from(u32::MAX) => {
                 Self { number: event.place & 0xffff, at: Some((mcode, event.line)) }

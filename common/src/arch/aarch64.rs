@@ -16,7 +16,7 @@ use Register::{
     X23, X24, X25, X26, X27, X28, X29, X30,
 };
 
-/// How many registers a sample has.
+/// Number of registers in a sample.
 pub const REGISTERS: usize = 33;
 
 /// A general register, in DWARF's numbering (DWARF for the Arm 64-bit Architecture, section 4.1): the program counter
@@ -61,19 +61,19 @@ pub enum Register {
 }
 
 impl Register {
-    /// All of them, in DWARF's order.
+    /// All registers, in DWARF's order.
     pub const ALL: [Self; REGISTERS] = [
         X0, X1, X2, X3, X4, X5, X6, X7, X8, X9, X10, X11, X12, X13, X14, X15, X16, X17, X18, X19, X20, X21, X22, X23,
         X24, X25, X26, X27, X28, X29, X30, Sp, Pc,
     ];
 
-    /// Whether a function must hand the register back as it found it (AAPCS64, 6.1.1).
+    /// Whether a function must preserve the register (AAPCS64, 6.1.1).
     pub const fn is_callee_saved(self) -> bool {
         matches!(self, X19 | X20 | X21 | X22 | X23 | X24 | X25 | X26 | X27 | X28 | X29)
     }
 }
 
-/// SampledRegisters by role, as indices into [`SampledRegisters`](crate::event::SampledRegisters).
+/// Registers by role, as indices into [`SampledRegisters`](crate::event::SampledRegisters).
 pub mod reg {
     use super::Register::{Pc, Sp, X0, X1, X2, X3, X19, X21, X22, X29, X30};
 
@@ -83,7 +83,7 @@ pub mod reg {
     pub const SP: usize = Sp as usize;
     /// The frame pointer.
     pub const FP: usize = X29 as usize;
-    /// Calls leave the return address in the link register.
+    /// The link register: calls leave the return address there.
     pub const LINK: Option<usize> = Some(X30 as usize);
     /// BASE.
     pub const BASE: usize = X19 as usize;
@@ -91,38 +91,38 @@ pub mod reg {
     pub const BYTECODE_PC: usize = X21 as usize;
     /// GL, the `global_State` itself.
     pub const GLOBAL_STATE: usize = X22 as usize;
-    /// BASE is in a register that functions keep, and so stays there.
+    /// BASE is in a callee-saved register, so it stays there.
     pub const KEPT_BASE: usize = X19 as usize;
-    /// CARG4: `cont_dispatch` copies BASE there before it takes the caller's back.
+    /// CARG4: `cont_dispatch` copies BASE there before it restores the caller's BASE.
     pub const CONTINUED: usize = X3 as usize;
-    /// AAPCS64, 6.8.2.
+    /// The first four argument registers (AAPCS64, 6.8.2).
     pub const ARGUMENTS: [usize; 4] = [X0 as usize, X1 as usize, X2 as usize, X3 as usize];
-    /// `vm_exit_handler`, behind the instructions that work it out of the address that the stub has left in `lr`.
+    /// `vm_exit_handler` has the number here after it has computed it from the address that the stub left in `lr`.
     pub const EXIT_NUMBER: usize = X0 as usize;
     /// `__builtin_eh_return_data_regno(0)`.
     pub const HANDLER_DATA: usize = X0 as usize;
 }
 
-/// First address that no program has: user space has 48 bits, unless it asks for more (52, where the kernel has them).
+/// First address that no program has: user space has 48 bits, unless a program asks for more (52, where the kernel has them).
 pub const ADDRESS_END: u64 = 1 << 48;
 
 /// `brk #5`: `BRK64_OPCODE_UPROBES` of the kernel (`arch/arm64/include/asm/debug-monitors.h`).
 pub const BREAKPOINT: [u8; 4] = [0xa0, 0x00, 0x20, 0xd4];
 
-/// `BC_JLOOP` stores 0, and heads of traces store nothing.
+/// False: `BC_JLOOP` stores 0, and the heads of traces store nothing.
 pub const STATE_NAMES_TRACE: bool = false;
 
-/// Where a C frame has its coroutine (`CFRAME_OFS_L`) since September 2021, all builds with GC64.
+/// Offset of the coroutine in a C frame (`CFRAME_OFS_L`) since September 2021; all builds use GC64.
 pub const CFRAME_L: [usize; 2] = [16, 16];
 
-/// In older builds it is 176 bytes from the frame's beginning. The layout of a VM says which it is (`cframe_l`).
+/// In older builds the offset is 176 bytes. The layout of a VM says which one applies (`cframe_l`).
 pub const CFRAME_L_VARIES: bool = true;
 
-/// How many words of a C frame are looked at: all, since old builds have what matters at its end.
+/// How many words of a C frame are read: all, because old builds have the important fields at its end.
 pub const C_FRAME_WORDS: usize = 26;
 
-/// Where the C function returns to that the interpreter has called in the C frame at `cframe`: calls leave that in a register,
-/// and what is called may keep it anywhere.
+/// The return address of the C function that the interpreter called in the C frame at `cframe`. Here calls leave it in
+/// a register, and the called function may save it anywhere.
 ///
 /// # Errors
 /// Always [`Unreadable`].
@@ -131,28 +131,28 @@ pub fn return_address_below(_memory: &impl ReadMemory, _cframe: u64) -> Result<u
     Err(Unreadable)
 }
 
-/// Where the return address lies of a C function that a trace has called: in a register, or where that function has put it. 0,
-/// where nothing can be read.
+/// Address of the stack slot with the return address of a C function that a trace called. Here it is in a register, or
+/// where that function has saved it, so the result is 0: no such slot can be read.
 #[inline(always)]
 pub const fn trace_return_slot(_cframe: u64, _spadjust: u32) -> u64 {
     0
 }
 
-/// How many bytes of the exit stubs of a trace are looked at: one instruction an exit, and six before these.
+/// How many bytes of the exit stubs of a trace are read: one instruction for each exit, after six others.
 const EXIT_STUBS: u64 = 4096;
 
-/// The exit stubs of a trace, as address and size: they are right behind its `code`, given as address and size.
+/// The exit stubs of a trace, as address and size: they follow right after its `code`, which is also given as address and size.
 #[inline(always)]
 pub const fn exit_stubs(_area: (u64, u64), (code, size): (u64, u64)) -> (u64, u64) {
     (code.wrapping_add(size), EXIT_STUBS)
 }
 
-/// A return address without its signature (`paciasp`), which is in the bits above those of addresses. Bit 55 tells the kernel's
-/// addresses, which no program returns to.
+/// A return address without its signature (`paciasp`), which is in the bits above the address. Bit 55 marks the
+/// kernel's addresses, which no program returns to.
 #[inline(always)]
 pub const fn code_address(signed: u64) -> u64 {
     signed & (ADDRESS_END - 1)
 }
 
-/// `paciasp` signs them, where code is built with `-mbranch-protection`.
+/// True: `paciasp` signs return addresses in code built with `-mbranch-protection`.
 pub const SIGNS_RETURNS: bool = true;

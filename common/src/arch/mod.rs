@@ -1,35 +1,34 @@
-//! What differs between processors, of what both halves of lj-trace must agree on. All else asks here, by role; it names no
-//! register.
+//! Processor facts that both halves of lj-trace must agree on. All other code asks here, by role, and names no register.
 //!
-//! The machine that is traced counts. The BPF programs run on it, too, but their own target (`bpf`) does not tell which it is:
-//! they are for x86-64, unless a feature of this crate says otherwise.
+//! The processor of the traced machine counts. The BPF programs run on it, too, but their own target (`bpf`) does not
+//! tell which it is: they are built for x86-64, unless a feature of this crate says otherwise.
 //!
 //! # What a processor's module supplies
 //!
 //! | item | what it is |
 //! |---|---|
-//! | `REGISTERS` | how many registers a sample has, the program counter included |
-//! | `Register` | the same by their own names, numbered as in DWARF; `Register::ALL`, `Register::is_callee_saved` |
+//! | `REGISTERS` | number of registers in a sample, with the program counter |
+//! | `Register` | these registers by their own names, numbered as in DWARF; `Register::ALL`, `Register::is_callee_saved` |
 //! | `reg::PC`, `reg::SP`, `reg::FP` | program counter, stack pointer, frame pointer, as numbers of `Register`, which are indices into [`SampledRegisters`](crate::event::SampledRegisters) |
-//! | `reg::LINK` | where the return address is at a function's entry, if that is a register |
-//! | `reg::BASE`, `reg::BYTECODE_PC`, `reg::GLOBAL_STATE` | what the interpreter keeps in registers (`vm_*.dasc`): BASE, PC, and what leads to the `global_State` |
-//! | `reg::KEPT_BASE`, `reg::CONTINUED` | where it keeps BASE during some calls of C functions; where `cont_dispatch` keeps that of the frame that has returned |
-//! | `reg::ARGUMENTS` | what passes the first four arguments of a C function |
-//! | `reg::EXIT_NUMBER` | where the trace exit handler keeps the number of the exit |
-//! | `reg::HANDLER_DATA` | where an exception's handler gets its first argument: unwind tables name it only in functions that throw |
+//! | `reg::LINK` | the register with the return address at a function's entry, if it is in a register |
+//! | `reg::BASE`, `reg::BYTECODE_PC`, `reg::GLOBAL_STATE` | the interpreter's registers (`vm_*.dasc`): BASE, PC, and a register from which the `global_State` follows |
+//! | `reg::KEPT_BASE`, `reg::CONTINUED` | the register that keeps BASE during some calls of C functions; the register in which `cont_dispatch` keeps BASE of the frame that has returned |
+//! | `reg::ARGUMENTS` | the registers of a C function's first four arguments |
+//! | `reg::EXIT_NUMBER` | the register in which the trace exit handler keeps the number of the exit |
+//! | `reg::HANDLER_DATA` | the register of the first argument of an exception's handler: unwind tables name it only in functions that throw |
 //! | `ADDRESS_END` | first address that no program has. Addresses of the VM's objects are below 2^47 on all processors |
 //! | `BREAKPOINT` | the instruction that the kernel puts where a probe is |
-//! | `C_FRAME_WORDS` | how many words from the beginning of a C frame all that is looked at lies within |
-//! | `CFRAME_L` | where a C frame has its coroutine, without GC64 and with it, in all builds |
-//! | `CFRAME_L_VARIES` | whether builds differ in that |
-//! | `STATE_NAMES_TRACE` | whether `vmstate` is the number of the trace that runs |
-//! | `SIGNS_RETURNS` | whether return addresses may be signed, which unwind tables say by instructions of their own |
-//! | `code_address` | a return address without what may sign it |
-//! | `return_address_below` | where a C function returns to that the interpreter has called |
-//! | `trace_return_slot` | where a C function's return address lies that a trace has called |
-//! | `exit_stubs` | where the exit stubs of a trace are |
+//! | `C_FRAME_WORDS` | number of words at the beginning of a C frame that contain every field that is read |
+//! | `CFRAME_L` | offsets of the coroutine in a C frame, without GC64 and with it, in all builds |
+//! | `CFRAME_L_VARIES` | whether builds differ in that offset |
+//! | `STATE_NAMES_TRACE` | whether `vmstate` is the number of the running trace |
+//! | `SIGNS_RETURNS` | whether return addresses may be signed; unwind tables have instructions of their own for that |
+//! | `code_address` | a return address without its signature |
+//! | `return_address_below` | return address of a C function that the interpreter called |
+//! | `trace_return_slot` | stack slot with the return address of a C function that a trace called |
+//! | `exit_stubs` | address and size of the exit stubs of a trace |
 //!
-//! `docs/architectures.md` has the way from here to a processor that is supported.
+//! `docs/architectures.md` lists the remaining steps to support a new processor.
 
 mod roles;
 

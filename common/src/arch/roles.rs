@@ -1,4 +1,4 @@
-//! SampledRegisters by role.
+//! Registers by role.
 
 use super::{REGISTERS, Register, reg};
 
@@ -9,21 +9,21 @@ impl Register {
     pub const SP: Self = Self::ALL[reg::SP];
     /// The frame pointer.
     pub const FP: Self = Self::ALL[reg::FP];
-    /// Where the interpreter has BASE.
+    /// The interpreter's BASE.
     pub const BASE: Self = Self::ALL[reg::BASE];
-    /// Where it has PC, the address of the next bytecode.
+    /// The interpreter's PC, the address of the next bytecode.
     pub const BYTECODE_PC: Self = Self::ALL[reg::BYTECODE_PC];
-    /// Where it keeps BASE during some calls of C functions.
+    /// Where the interpreter keeps BASE during some calls of C functions.
     pub const KEPT_BASE: Self = Self::ALL[reg::KEPT_BASE];
-    /// What leads to the `global_State`.
+    /// The register from which the address of the `global_State` follows.
     pub const GLOBAL_STATE: Self = Self::ALL[reg::GLOBAL_STATE];
-    /// Where an exception's handler gets its first argument.
+    /// The register of the first argument of an exception's handler.
     pub const HANDLER_DATA: Self = Self::ALL[reg::HANDLER_DATA];
 
-    /// How many there are.
+    /// Number of registers.
     pub const COUNT: usize = REGISTERS;
 
-    /// The register with a DWARF number; none for vector and other registers.
+    /// The register with this DWARF number; none for vector and other registers.
     pub fn from_dwarf(number: u16) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
     }

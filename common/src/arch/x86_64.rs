@@ -16,11 +16,11 @@
 use crate::memory::{ReadMemory, Unreadable};
 use Register::{R8, R9, R10, R11, R12, R13, R14, R15, Rax, Rbp, Rbx, Rcx, Rdi, Rdx, Rip, Rsi, Rsp};
 
-/// How many registers a sample has.
+/// Number of registers in a sample.
 pub const REGISTERS: usize = 17;
 
-/// A general register, in DWARF's numbering (System V psABI, figure 3.36); the instruction pointer (the column of the return
-/// address) last.
+/// A general register, in DWARF's numbering (System V psABI, figure 3.36). The last one is the instruction pointer (in
+/// DWARF, the return address column).
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the registers' own names")]
@@ -45,19 +45,20 @@ pub enum Register {
 }
 
 impl Register {
-    /// All of them, in DWARF's order.
+    /// All registers, in DWARF's order.
     pub const ALL: [Self; REGISTERS] =
         [Rax, Rdx, Rcx, Rbx, Rsi, Rdi, Rbp, Rsp, R8, R9, R10, R11, R12, R13, R14, R15, Rip];
 
-    /// Whether a function must hand the register back as it found it (System V psABI, 3.2.1).
+    /// Whether a function must preserve the register (System V psABI, 3.2.1).
     pub const fn is_callee_saved(self) -> bool {
         matches!(self, Rbx | Rbp | R12 | R13 | R14 | R15)
     }
 }
 
-/// SampledRegisters by role, as indices into [`SampledRegisters`](crate::event::SampledRegisters).
+/// Registers by role, as indices into [`SampledRegisters`](crate::event::SampledRegisters).
 ///
-/// `vm_x64.dasc` and `vm_x86.dasc` (LuaJIT 2.0 to 2.1 of August 2026, OpenResty, Tarantool) agree on those of the interpreter.
+/// `vm_x64.dasc` and `vm_x86.dasc` (LuaJIT 2.0 to 2.1 of August 2026, OpenResty, Tarantool) agree on the interpreter's
+/// registers.
 pub mod reg {
     use super::Register::{R14, Rax, Rbp, Rbx, Rcx, Rdi, Rdx, Rip, Rsi, Rsp};
 
@@ -65,56 +66,57 @@ pub mod reg {
     pub const PC: usize = Rip as usize;
     /// The stack pointer.
     pub const SP: usize = Rsp as usize;
-    /// The frame pointer of functions that have one: LuaJIT's code has not.
+    /// The frame pointer of functions that have one: LuaJIT's code has none.
     pub const FP: usize = Rbp as usize;
-    /// Calls put the return address onto the stack.
+    /// None: calls push the return address onto the stack.
     pub const LINK: Option<usize> = None;
     /// BASE.
     pub const BASE: usize = Rdx as usize;
     /// PC, the address of the next bytecode.
     pub const BYTECODE_PC: usize = Rbx as usize;
-    /// DISPATCH, a fixed distance from the `global_State`.
+    /// DISPATCH, which is at a fixed distance from the `global_State`.
     pub const GLOBAL_STATE: usize = R14 as usize;
     /// RB.
     pub const KEPT_BASE: usize = Rbp as usize;
-    /// RB: `cont_dispatch` copies BASE there before it takes the caller's back.
+    /// RB: `cont_dispatch` copies BASE there before it restores the caller's BASE.
     pub const CONTINUED: usize = Rbp as usize;
-    /// System V psABI, 3.2.3.
+    /// The first four argument registers (System V psABI, 3.2.3).
     pub const ARGUMENTS: [usize; 4] = [Rdi as usize, Rsi as usize, Rdx as usize, Rcx as usize];
-    /// `vm_exit_handler`.
+    /// The register of the exit number in `vm_exit_handler`.
     pub const EXIT_NUMBER: usize = Rax as usize;
     /// `__builtin_eh_return_data_regno(0)`.
     pub const HANDLER_DATA: usize = Rax as usize;
 }
 
-/// First address that no program has: user space has 47 bits, unless it asks for more.
+/// First address that no program has: user space has 47 bits, unless a program asks for more.
 pub const ADDRESS_END: u64 = 1 << 47;
 
 /// `int3`.
 pub const BREAKPOINT: [u8; 1] = [0xcc];
 
-/// `BC_JLOOP` and the heads of traces store the number.
+/// True: `BC_JLOOP` and the heads of traces store the number.
 pub const STATE_NAMES_TRACE: bool = true;
 
-/// Where a C frame has its coroutine (`CFRAME_OFS_L`): without GC64, and with it.
+/// Offset of the coroutine in a C frame (`CFRAME_OFS_L`): without GC64, and with it.
 pub const CFRAME_L: [usize; 2] = [24, 16];
 
-/// Builds do not differ in that.
+/// False: all builds have the same offset.
 pub const CFRAME_L_VARIES: bool = false;
 
-/// How many words of a C frame are looked at: it has 80 bytes, 96 in Tarantool.
+/// How many words of a C frame are read: the frame has 80 bytes, 96 in Tarantool.
 pub const C_FRAME_WORDS: usize = 8;
 
-/// From the lowest byte of the C frame to the slot in which a trace's calls put their return address, less what the
-/// trace has for itself (`spadjust`): two saved registers lie between (`BC_JLOOP`, `vm_x64.dasc` and `vm_x86.dasc`).
+/// Distance from the lowest byte of the C frame down to the slot in which a trace's calls put their return address, not
+/// counting the trace's own stack area (`spadjust`): two saved registers lie between (`BC_JLOOP`, `vm_x64.dasc` and
+/// `vm_x86.dasc`).
 const RETURN_SLOT: u64 = 24;
 
-/// Where exit stubs are: at the beginning of an area of machine code, before which nothing else is allocated than
-/// constants (`asm_exitstub_gen`, `lj_asm_x86.h`).
+/// Size of the range with the exit stubs, in bytes: they are at the beginning of an area of machine code, where only
+/// constants come before them (`asm_exitstub_gen`, `lj_asm_x86.h`).
 const EXIT_STUBS: u64 = 4096;
 
-/// Where the C function returns to that the interpreter has called in the C frame at `cframe`: the call has put that right
-/// below its frame.
+/// The return address of the C function that the interpreter called in the C frame at `cframe`: the call has pushed it
+/// right below the frame.
 ///
 /// # Errors
 /// [`Unreadable`] if the stack cannot be read.
@@ -123,25 +125,25 @@ pub fn return_address_below(memory: &impl ReadMemory, cframe: u64) -> Result<u64
     memory.read::<u64>(cframe.wrapping_sub(8))
 }
 
-/// Where the return address lies of a C function that a trace has called, whose C frame is at `cframe`, and which has
-/// `spadjust` bytes of the stack for itself.
+/// Address of the stack slot with the return address of a C function that a trace called. The trace runs in the C frame
+/// at `cframe` and has `spadjust` bytes of the stack for itself.
 #[inline(always)]
 pub const fn trace_return_slot(cframe: u64, spadjust: u32) -> u64 {
     cframe.wrapping_sub(RETURN_SLOT + spadjust as u64)
 }
 
-/// The exit stubs of a trace, as address and size: `area` is the newest area of machine code, `code` the trace's own, both
-/// given in the same way.
+/// The exit stubs of a trace, as address and size. `area` is the newest area of machine code, `code` the trace's own
+/// machine code, both also as address and size.
 #[inline(always)]
 pub const fn exit_stubs((area, area_size): (u64, u64), _code: (u64, u64)) -> (u64, u64) {
     (area, if area_size < EXIT_STUBS { area_size } else { EXIT_STUBS })
 }
 
-/// A return address without its signature: none has one.
+/// A return address without its signature. Here no return address is signed.
 #[inline(always)]
 pub const fn code_address(signed: u64) -> u64 {
     signed
 }
 
-/// They are not.
+/// False: return addresses are not signed.
 pub const SIGNS_RETURNS: bool = false;

@@ -1,4 +1,4 @@
-//! A made-up VM in made-up memory: just the objects that a walk reads, laid out as a build would.
+//! A made-up VM in made-up memory: only the objects that a walk reads, laid out as in a real build.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -58,7 +58,7 @@ pub const THREAD: u64 = 0x20_0000;
 const STACK: u64 = 0x30_0000;
 const STACK_SIZE: u64 = 0x8000;
 
-/// The Debian build of 2022-03 (GC64), and 2.1 without GC64, as far as a walk looks.
+/// The fields that a walk reads, of the Debian build of 2022-03 (GC64) and of 2.1 without GC64.
 pub fn layout(gc64: bool) -> VmLayout {
     let mut layout = VmLayout::from_values(&[ABSENT; VmLayout::FIELDS.len()]);
     layout.gc64 = gc64.into();
@@ -97,7 +97,7 @@ impl Lab {
         Self::with_stack(gc64, STACK_SIZE)
     }
 
-    /// One whose stack has so many bytes.
+    /// A lab whose Lua stack has `size` bytes.
     pub fn with_stack(gc64: bool, size: u64) -> Self {
         let layout = layout(gc64);
         let memory = Memory::default();
@@ -146,7 +146,7 @@ impl Lab {
         address
     }
 
-    /// A string as builds of before 2020 keep it: with a hash, which is the same for all here, and no number.
+    /// A string as builds before 2020 store it: with a hash, which is the same for all strings here, and without a number.
     pub fn string(&mut self, text: &[u8]) -> u64 {
         let string = self.allocate(u64::from(self.layout.sizeof_str) + text.len() as u64 + 1);
         self.memory.write_u32(string + u64::from(self.layout.str_len), text.len() as u32);
@@ -199,7 +199,7 @@ impl Lab {
         self.call_into(3, caller, position, function);
     }
 
-    /// The same from a call with A = `slot`.
+    /// Like `call_from_lua`, but the call has A = `slot`.
     pub fn call_into(&mut self, slot: u64, caller: u64, position: u64, function: u64) {
         let link = self.pc(caller, position);
         self.memory.write_u32(link - 4, 0x42 | (slot as u32) << 8);
@@ -207,13 +207,13 @@ impl Lab {
         self.write_frame(self.base, function, link);
     }
 
-    /// A frame with a delta link of the given type, `slots` above the one below.
+    /// Pushes a frame with a delta link of the given type, `slots` above the frame below.
     pub fn push_delta(&mut self, kind: u64, slots: u64, function: u64) {
         self.base += slots * 8;
         self.write_frame(self.base, function, (slots * 8) | kind);
     }
 
-    /// A continuation frame: the metamethod `function` was called, and goes on at `pc`.
+    /// Pushes a continuation frame: the metamethod `function` was called, and its caller continues at `pc`.
     pub fn push_continuation(&mut self, pc: u64, continuation: u64, function: u64) {
         self.push_delta(2, 2 * self.header() + 4, function);
         if self.gc64() {
@@ -225,7 +225,7 @@ impl Lab {
         }
     }
 
-    /// A C frame below which everything so far lies. Must be called innermost last, with falling addresses.
+    /// Pushes a C frame on top of everything so far. Call it for the innermost C frame last, with falling addresses.
     pub fn push_cframe(&mut self, address: u64, save_pc: u64, results: i32) {
         self.memory.write(address, &[0; 64]);
         self.write_ref(address + u64::from(self.layout.cframe_l), THREAD);
@@ -260,7 +260,7 @@ impl Lab {
 }
 
 impl Lab {
-    /// Walks from the innermost frame as the sampler does: keeps both ends, and counts how many frames are between.
+    /// Walks from the innermost frame as the sampler does: keeps both ends, and counts the frames between.
     pub fn walk_both_ends(&self, pc: u64) -> (Vec<FrameRecord>, u32, WalkEnd) {
         let (mut walk, mut memo) = (Walk::default(), Memo::default());
         let started = walk.start(&self.memory, &self.layout, &self.coroutine, self.cframe, (self.base, pc), &mut memo);
@@ -294,7 +294,7 @@ impl Lab {
     }
 }
 
-/// Frames in short: a Lua function `first_line:position`, a C function `c`, a fast function `f`, a crossing `|`.
+/// Frames in short form: a Lua function `first_line:position`, a C function `c`, a fast function `f`, a crossing `|`.
 pub fn summary(frames: &[FrameRecord]) -> String {
     let short = |record: &FrameRecord| match RecordKind::from_u8(record.kind) {
         Some(RecordKind::Lua) => match record.position {

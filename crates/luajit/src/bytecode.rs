@@ -41,7 +41,7 @@ impl Instruction {
 
     /// What the opcode means in builds of numbering `set`; `None` for a number that it does not have.
     pub fn opcode(self, set: BytecodeSet) -> Option<&'static Opcode> {
-        /// By their numbers, in each numbering.
+        /// Opcodes by number, for each numbering.
         static NUMBERED: LazyLock<[Vec<&'static Opcode>; 3]> = LazyLock::new(|| {
             [BytecodeSet::V20, BytecodeSet::V21, BytecodeSet::V21Jul2026].map(|set| opcodes(set).collect())
         });
@@ -54,7 +54,7 @@ impl Instruction {
 pub enum OperandA {
     /// A slot that is written (`BCMdst`).
     Destination,
-    /// The first of the slots that are used up (`BCMbase`).
+    /// The first of several slots that the opcode uses (`BCMbase`).
     Base,
     /// Anything else.
     Other,

@@ -1,4 +1,4 @@
-//! Finds where a dispatch table may be: the longest run of code pointers in a `GG_State`.
+//! Finds the possible place of a dispatch table: the longest run of code pointers in a `GG_State`.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::scan::Candidate;
 /// The shortest dispatch table: LuaJIT 2.0 has 240 entries.
 const MIN_DISPATCH: usize = 200;
 
-/// The first pointer of what may be a candidate's dispatch table; `None` if there is none.
+/// Address of the first pointer of a candidate's possible dispatch table; `None` if there is none.
 pub fn dispatch_table(memory: &impl ReadMemory, candidate: Candidate, is_code: impl Fn(u64) -> bool) -> Option<u64> {
     let bytes = read_some(memory, candidate.thread, GG_STATE);
     let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();

@@ -16,8 +16,8 @@ use super::code_pointers::dispatch_table;
 use super::layouts::{KnownLayout, dwarf};
 use super::scan::Candidate;
 
-/// What the debug information of the file with the candidate's interpreter says, be it in the file itself or in a
-/// file that belongs to it. None if there is none.
+/// The layouts in the debug information of the file that holds the candidate's interpreter, either in the file itself
+/// or in a separate debug file. Empty if there is no debug information.
 pub fn read(process: &Process, maps: &Maps, candidate: Candidate) -> Vec<KnownLayout> {
     let Some(interpreter) = interpreter(process, maps, candidate) else { return Vec::new() };
     let Some(mapping) = maps.find(interpreter) else { return Vec::new() };
@@ -36,14 +36,14 @@ pub fn read(process: &Process, maps: &Maps, candidate: Candidate) -> Vec<KnownLa
     layouts.into_iter().map(known).collect()
 }
 
-/// Some address in the interpreter: where the dispatch table points to, the longest run of pointers to code in
-/// `GG_State`.
+/// Some address in the interpreter: the first target of what looks like the dispatch table, the longest run of code
+/// pointers in `GG_State`.
 fn interpreter(process: &Process, maps: &Maps, candidate: Candidate) -> Option<u64> {
     let is_code = |word| maps.find(word).is_some_and(|mapping| mapping.exec && mapping.is_file());
     dispatch_table(&process.memory(), candidate, is_code)
 }
 
-/// The layouts that a file's debug information tells; none if it tells nothing.
+/// The layouts in a file's debug information; [`None`] if there are none.
 pub fn layouts(image: &Image) -> Option<Vec<VmLayout>> {
     if let Image::Apart(file) = image {
         let sent = file.ask::<Option<Vec<SentLayout>>>(Question::Layouts, 0)??;
@@ -55,14 +55,14 @@ pub fn layouts(image: &Image) -> Option<Vec<VmLayout>> {
 
         fn run<'data, R: ReadRef<'data>>(self, data: R) -> Option<Self::Output> {
             let file = ElfFile64::<LittleEndian, R>::parse(data).ok()?;
-            // Whatever the reason is why it tells nothing: then it does not help.
+            // For whatever reason reading fails, the debug information is of no use then.
             dwarf::read(&file).ok()
         }
     }
     image.with_reader(ReadLayouts)
 }
 
-/// A layout on its way from the reader: its values, in the order of [`VmLayout::FIELDS`].
+/// A layout in the answer of the reader: its values, in the order of [`VmLayout::FIELDS`].
 struct SentLayout(VmLayout);
 
 impl Wire for SentLayout {
@@ -79,7 +79,7 @@ impl Wire for SentLayout {
     }
 }
 
-/// What the reader answers to [`Question::Layouts`].
+/// Writes the reader's answer to [`Question::Layouts`].
 pub fn put_layouts(image: &Image, out: &mut Vec<u8>) {
     layouts(image).map(|layouts| layouts.into_iter().map(SentLayout).collect::<Vec<_>>()).put(out);
 }

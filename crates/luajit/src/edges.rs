@@ -1,6 +1,6 @@
-//! Finds VMs that use LuaJIT's own allocator. It maps a segment of memory for each VM, and the first block in the segment
-//! is the VM itself ([`lj_alloc_create`], [`lua_newstate`]). The kernel places segments side by side, and merges them
-//! with each other and with other mappings; the first segment still lies at one end of the result.
+//! Finds VMs that use LuaJIT's own allocator. It maps a segment of memory for each VM, and the first block in the
+//! segment is the VM itself ([`lj_alloc_create`], [`lua_newstate`]). The kernel places segments side by side, and
+//! merges them with each other and with other mappings; the first segment still lies at one end of the merged mapping.
 //!
 //! LuaJIT's sources: [`DEFAULT_GRANULARITY`].
 //!
@@ -14,14 +14,14 @@ use lj_trace_process::{Mapping, Maps};
 
 use super::scan;
 
-/// The first segment has 128 KiB (`DEFAULT_GRANULARITY`, `lj_alloc.c`), so a VM may begin so far before the end of a
-/// mapping, or before that of what others have put behind it.
+/// How far from the end of a mapping a VM may begin, in bytes. The first segment has 128 KiB (`DEFAULT_GRANULARITY`,
+/// `lj_alloc.c`), and other memory may follow it.
 const EDGE: u64 = 256 << 10;
 
-/// The most that is looked at in all: some 10 ms.
+/// The most bytes that are read in all: some 10 ms.
 const LIMIT: u64 = 64 << 20;
 
-/// What is looked at of each of the mappings of a process that has very many.
+/// The bytes that are read of each mapping in a process with very many mappings.
 const LEAST: u64 = 8 << 10;
 
 /// The ends of all mappings that an allocator may have made, in the order of their addresses.

@@ -1,8 +1,8 @@
 //! Names of built-in functions and C functions, from the library tables of the live VM.
 //!
-//! LuaJIT numbers its own library functions ("fast functions", `ffid`) differently in each build. The same
-//! functions are values in the tables of `package.loaded` and in metatables, under the names that programs
-//! know them by. So one walk over those tables names them in any build, and registered C functions as well.
+//! LuaJIT numbers its own library functions ("fast functions", `ffid`) differently in each build. The same functions
+//! are values in the tables of `package.loaded` and in metatables, under the names that programs use. So one walk over
+//! those tables names them in any build, and registered C functions as well.
 //!
 //! LuaJIT's sources: [`ipairs_aux`], [`coroutine_wrap_aux`], [`string_gmatch_aux`], [`ffi_clib___index`],
 //! [`LUA_FILEHANDLE`], [`luaL_newmetatable`], [`LJ_T*`], [`string.buffer`], [`lua_State.env`].
@@ -32,15 +32,15 @@ use super::value::{self, Value};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FunctionNames {
     builtins: HashMap<u8, String>,
-    /// The number of the one built-in function that has its C function at an address; [`None`] if several share it.
+    /// The number of the built-in function whose C function is at an address; [`None`] if several share this C function.
     builtins_by_address: HashMap<u64, Option<u8>>,
     c_functions: HashMap<u64, String>,
-    /// By prototype.
+    /// Names of Lua functions, by the address of the prototype.
     lua_functions: HashMap<u64, String>,
 }
 
-/// Libraries that are walked before all others, so that their names win over copies elsewhere. The base
-/// library's functions are those of `_G`.
+/// Libraries that are walked first, so that their names win over copies in other tables. The base library's functions
+/// are those of `_G`.
 const LIBRARIES: [&str; 17] = [
     "_G",
     "string",
@@ -61,7 +61,7 @@ const LIBRARIES: [&str; 17] = [
     "table.clear",
 ];
 
-/// Functions that no table holds, each with a function of the same library and how far before it they are
+/// Functions that no table holds. Each has a function of the same library, and how far before that function it is
 /// numbered in every build (`lib_base.c`, `lib_string.c`, `lib_ffi.c`).
 const AUXILIARY: [(&str, &str, u8); 7] = [
     ("ipairs_aux", "ipairs", 1),
@@ -76,7 +76,7 @@ const AUXILIARY: [(&str, &str, u8); 7] = [
 impl FunctionNames {
     /// Reads the names from the VM's registry, loaded libraries and metatables.
     ///
-    /// Never fails: what cannot be read (a table that is just being resized, a VM without libraries) is missing.
+    /// It never fails: what cannot be read (a table that is being resized, a VM without libraries) is missing.
     pub fn read<M: ReadMemory>(memory: &M, vm: &Vm) -> Self {
         let memory = &PageCache::new(memory);
         let mut walk = Walk {
@@ -87,7 +87,7 @@ impl FunctionNames {
             visited: HashSet::new(),
             budget: 65_536,
         };
-        // A running VM may just be resizing a table. The base library tells whether that went wrong.
+        // A running VM may be resizing a table at this moment. The names of the base library tell whether the walk went wrong.
         for _ in 0..3 {
             walk.visited.clear();
             walk.registry();
@@ -116,12 +116,12 @@ impl FunctionNames {
         self.c_functions.get(&address).map(String::as_str)
     }
 
-    /// The field of a loaded library that holds the Lua function of this prototype, or the global variable.
+    /// The library field or global variable that holds the Lua function of this prototype.
     pub fn lua_function(&self, prototype: u64) -> Option<&str> {
         self.lua_functions.get(&prototype).map(String::as_str)
     }
 
-    /// The library name of the built-in function whose C function is at `address`, unless several share that.
+    /// The library name of the built-in function whose C function is at `address`; [`None`] if several functions share it.
     pub fn builtin_at(&self, address: u64) -> Option<&str> {
         self.builtins_by_address.get(&address).copied().flatten().and_then(|ffid| self.builtin(ffid))
     }
@@ -149,7 +149,7 @@ struct Walk<'a, M> {
     /// The tables of the loaded libraries, which are walked under their own names.
     libraries: HashSet<u64>,
     visited: HashSet<u64>,
-    /// How many more table entries may be looked at: programs may register any number of them.
+    /// How many more table entries may be read: programs may register any number of them.
     budget: u32,
 }
 
@@ -174,7 +174,7 @@ impl<M: ReadMemory> Walk<'_, M> {
         if let Some(loaded) = table_of("_LOADED") {
             self.loaded(loaded);
         }
-        // All else in the registry that has names: metatables from `luaL_newmetatable`.
+        // Everything else in the registry with a name: metatables from `luaL_newmetatable`.
         for (name, value) in &entries {
             if let Some(methods) = table(*value) {
                 self.table(&format!("{name}:"), methods, 1);
@@ -183,16 +183,16 @@ impl<M: ReadMemory> Walk<'_, M> {
     }
 
     fn loaded(&mut self, loaded: u64) {
-        // It is `package.loaded` as well: not to be walked under that name.
+        // The registry holds `package.loaded` as well, so do not walk it under that name.
         self.visited.insert(loaded);
         let mut entries = self.named_entries(loaded);
         let rank = |name: &str| LIBRARIES.iter().position(|library| *library == name).unwrap_or(LIBRARIES.len());
         entries.sort_by(|(a, _), (b, _)| (rank(a), a).cmp(&(rank(b), b)));
-        // First what the libraries themselves hold, so that `string.gsub` is not found as `_G.string.gsub`.
+        // First the direct entries of the libraries, so that `string.gsub` is not named `_G.string.gsub`.
         for (library, value) in &entries {
             match (table(*value), library.as_str()) {
                 (Some(globals), "_G") => {
-                    // Marked as visited only by the second pass.
+                    // Only the second pass marks `_G` as visited.
                     let functions = self.named_entries(globals);
                     functions.iter().for_each(|(name, value)| self.function(name, name, *value));
                 }
@@ -205,7 +205,7 @@ impl<M: ReadMemory> Walk<'_, M> {
         }
     }
 
-    /// Metatables of the basic types: those of cdata and strings hold functions of LuaJIT's own.
+    /// Metatables of the basic types: those of cdata and strings hold LuaJIT's own functions.
     fn base_metatables(&mut self) {
         // In the order of type numbers (`lj_obj.h`, `LJ_T*`).
         const TYPES: [&str; 14] = [
@@ -228,7 +228,7 @@ impl<M: ReadMemory> Walk<'_, M> {
         let root = field(self.vm.global, self.vm.layout.g_gcroot);
         let object = |index: u64| self.memory.read_ref(width == 8, root.wrapping_add(width * index)).unwrap_or(0);
         let gct_of = |address| type_of(self.memory, &self.vm.layout, address).ok();
-        // The metatables follow the names of all metamethods, as many as the build has.
+        // The metatables follow the names of all metamethods; the number of these depends on the build.
         let first = (0..32).find(|index| gct_of(object(*index)) != Some(gct::STR)).unwrap_or(0);
         for (kind, index) in TYPES.iter().zip(first..) {
             let metatable = object(index);
@@ -238,7 +238,7 @@ impl<M: ReadMemory> Walk<'_, M> {
         }
     }
 
-    /// Names all functions in the table at `address`, and in the tables in it.
+    /// Names all functions in the table at `address`, and in its nested tables.
     fn table(&mut self, prefix: &str, address: u64, depth: u32) {
         if !self.visited.insert(address) {
             return;
@@ -259,7 +259,7 @@ impl<M: ReadMemory> Walk<'_, M> {
                 _ => {}
             }
         }
-        // `package.loaders` and the like.
+        // Arrays of functions, such as `package.loaders`.
         let values = array_values(self.memory, &self.vm.layout, address).unwrap_or_default();
         for (index, value) in values.iter().enumerate().take(64) {
             self.function(&format!("{library}[{index}]"), library, *value);
@@ -270,7 +270,7 @@ impl<M: ReadMemory> Walk<'_, M> {
         }
     }
 
-    /// Keeps `name` for a function that has none yet.
+    /// Stores `name` for a function that has none yet.
     fn function(&mut self, name: &str, library: &str, value: Value) {
         let Value::Object { gct: gct::FUNC, address } = value else { return };
         match read_function(self.memory, &self.vm.layout, address) {
@@ -300,8 +300,8 @@ impl<M: ReadMemory> Walk<'_, M> {
         }
     }
 
-    /// Whether `environment` is the main thread's table of globals, which is walked at another time. (Programs may
-    /// give their main thread others than the library's.)
+    /// Whether `environment` is the main thread's table of globals, which is walked separately. (Programs may give
+    /// their main thread another table than the library's.)
     fn is_globals(&self, environment: u64) -> bool {
         let gc64 = self.vm.layout.is_gc64();
         // lua_State.env (`lj_obj.h`), the same in every build.
@@ -309,7 +309,7 @@ impl<M: ReadMemory> Walk<'_, M> {
         self.memory.read_ref(gc64, globals) == Ok(environment)
     }
 
-    /// The entries of a table whose keys are strings, sorted by them.
+    /// The entries of a table whose keys are strings, sorted by key.
     fn named_entries(&mut self, address: u64) -> Vec<(String, Value)> {
         let mut named = Vec::new();
         for (key, value) in hash_entries(self.memory, &self.vm.layout, address).unwrap_or_default() {

@@ -20,7 +20,7 @@ use super::prove::{Evidence, Failures, Look};
 use super::scan::{Candidate, candidates};
 use super::text::{interpreter_edges, interpreter_text};
 
-/// Why no VM can be profiled. Each message names the cause and the way on.
+/// Why no VM can be profiled. Each message names the cause and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// Nothing in the process looks like a VM.
@@ -29,10 +29,10 @@ pub enum FindError {
          state yet (`lj-trace record --wait` waits for that)"
     )]
     NoVm {
-        /// The process.
+        /// Process id.
         pid: u32,
     },
-    /// There is a VM, but of a build that no known layout describes.
+    /// There is a VM, but no known layout describes its build.
     #[error(
         "process {pid} has a LuaJIT VM at {global:#x}, but no known layout fits it: the build is unknown to \
          lj-trace, and guessing would give wrong stacks. Nearest: {nearest}, which violates: {}. \
@@ -41,7 +41,7 @@ pub enum FindError {
          its build flags", .violated.join("; ")
     )]
     UnknownLayout {
-        /// The process.
+        /// Process id.
         pid: u32,
         /// The VM's `global_State`.
         global: u64,
@@ -50,24 +50,24 @@ pub enum FindError {
         /// What that layout violates.
         violated: Vec<&'static str>,
     },
-    /// There is a VM, and its memory moves all the time.
+    /// There is a VM, but its memory changes all the time.
     #[error(
         "process {pid} has a LuaJIT VM at {global:#x} whose memory did not hold still in {} looks over {:.1} s, so that \
          its layout could not be proven. Nearest: {nearest}, of which it was never seen that {}. \
          Try again, or while the program does less", .looks, .duration.as_secs_f64(), .unseen.join("; ")
     )]
     NeverStill {
-        /// The process.
+        /// Process id.
         pid: u32,
         /// The VM's `global_State`.
         global: u64,
-        /// How often it was looked at.
+        /// How often the VM was looked at.
         looks: u32,
-        /// For how long.
+        /// How long the VM was looked at.
         duration: Duration,
-        /// The builds of the layout of which the most was seen.
+        /// The builds of the layout with the most invariants seen to hold.
         nearest: String,
-        /// What was not.
+        /// The invariants of that layout that were not seen to hold.
         unseen: Vec<&'static str>,
     },
     /// Several layouts fit, and they disagree.
@@ -76,16 +76,16 @@ pub enum FindError {
          try again while the program runs Lua code, so that its state shows more", .builds.join("; "), .fields.join(", ")
     )]
     AmbiguousLayout {
-        /// The process.
+        /// Process id.
         pid: u32,
         /// The VM's `global_State`.
         global: u64,
-        /// The layouts that fit, by their builds.
+        /// The builds of the layouts that fit.
         builds: Vec<String>,
-        /// The fields that they disagree about.
+        /// The fields in which these layouts differ.
         fields: Vec<&'static str>,
     },
-    /// The process cannot be looked at.
+    /// The process cannot be read.
     #[error(transparent)]
     Target(#[from] TargetError),
 }
@@ -93,39 +93,40 @@ pub enum FindError {
 /// Time between two looks.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 
-/// So long VMs are looked at that do not hold still: states of a VM in which not all invariants hold are over within
-/// microseconds, but it may be in such a state many times a second.
+/// How long to look at VMs whose memory changes. States of a VM in which some invariant does not hold are over within
+/// microseconds, but the VM may be in such a state many times a second.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// And so often at least, on a machine that leaves little time for it.
+/// The fewest looks before the search gives up on such a VM, on a machine that leaves little time for looks.
 const PATIENT_LOOKS: u32 = 64;
 
-/// How often an invariant has to fail, while memory holds still, before no layout is said to fit.
+/// How often an invariant has to fail, while memory holds still, before the layout counts as refuted.
 const REFUTED: u32 = 32;
 
-/// How often if another layout fits: so often the right one does not fail by chance.
+/// The same if another layout fits: the right layout does not fail by chance this often.
 const REFUTED_BY_ANOTHER: u32 = 8;
 
-/// How often a VM is looked at before it is believed that there is nothing more to be seen of it.
+/// How often a VM is looked at before its evidence counts as complete.
 const LOOKS: u32 = 4;
 
-/// How often it may fail at all then: what a wrong layout points to may never hold still.
+/// If another layout fits, a layout is also refuted after this many failures of any kind: the memory that a wrong layout
+/// points to may never hold still.
 const FAILED_BESIDE_ANOTHER: u32 = 16;
 
-/// The most candidates that are looked at more than in passing. Processes have a thousand VMs at most; only memory that is made
+/// The most candidates that get more than a quick look. Processes have a thousand VMs at most; only memory that is made
 /// to mislead has more.
 const MAX_CANDIDATES: usize = 4096;
 
-/// So long all of them are looked at, however few looks at each that were: if they are many, each takes its time.
+/// The longest time to look at all candidates, however few looks each has had by then: many candidates take long.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// Candidates that no layout fits and that are looked at still more closely, to say why.
+/// How many candidates without a fitting layout are examined more closely, to report the reason.
 const MAX_REFUSALS: usize = 8;
 
 /// Finds all VMs of `process`, in the order of their addresses, and proves the layout of each.
 ///
-/// VMs that have been closed are not reported. `maps` are the mappings of `process` at this moment. It takes a bounded
-/// time whatever the process has in its memory.
+/// VMs that have been closed are not reported. `maps` are the current mappings of `process`. The search takes a bounded
+/// time, whatever the process has in its memory.
 ///
 /// # Errors
 /// [`FindError`] if there is no VM whose layout can be proven.
@@ -133,27 +134,27 @@ pub fn find_vms(process: &Process, maps: &Maps) -> Result<Vec<Vm>, FindError> {
     prove_all(process, maps, all_candidates(process, maps))
 }
 
-/// VMs that were found soon.
+/// VMs that a quick search has found.
 #[derive(Debug)]
 pub struct FirstVms {
-    /// In the order of their addresses.
+    /// The VMs, in the order of their addresses.
     pub vms: Vec<Vm>,
-    /// Whether the process may have others, since not all of its memory was searched.
+    /// Whether the process may have others, because not all of its memory was searched.
     pub may_have_more: bool,
 }
 
 /// Processes with less memory than this, in bytes, are searched as a whole, which takes no longer than 0.1 s.
 const SMALL: u64 = 256 << 20;
 
-/// Finds the VMs of `process` that show first, so that it takes no longer in one with much memory. Where none does, all of
-/// its memory is searched.
+/// Finds the VMs of `process` with a quick search, which takes no longer if the process has much memory. If that finds
+/// none, it searches all of its memory.
 ///
 /// # Errors
 /// As [`find_vms`].
 pub fn find_first_vms(process: &Process, maps: &Maps) -> Result<FirstVms, FindError> {
     if process.rss() >= SMALL {
         let candidates = pointed::candidates(process.pid(), &process.memory(), maps, MAX_CANDIDATES);
-        // What is not proven at once gets a more thorough look.
+        // If some candidate is not proven at once, the full search below takes a closer look.
         if !candidates.is_empty()
             && let Ok(vms) = prove_all(process, maps, candidates)
         {
@@ -167,13 +168,13 @@ pub fn find_first_vms(process: &Process, maps: &Maps) -> Result<FirstVms, FindEr
 fn prove_all(process: &Process, maps: &Maps, candidates: Vec<Candidate>) -> Result<Vec<Vm>, FindError> {
     let began = Instant::now();
     let mut vms: Vec<Vm> = Vec::new();
-    // Those of them that were proven by themselves: others are held against these, not against each other.
+    // VMs that were proven on their own. Candidates are compared with these, not with each other.
     let mut models: Vec<Vm> = Vec::new();
     let mut tables: HashMap<(bool, u64), Rc<[KnownLayout]>> = HashMap::new();
     let mut maps = Rc::new(maps.clone());
     let mut unknown = Vec::new();
     for candidate in candidates {
-        // All others of a build are held against the first one: that takes no look at its file.
+        // All other VMs of a build are compared with the first one, without another look at the file.
         let known = models.iter().find_map(|vm| sibling(process, &maps, vm, candidate));
         let recalled = match known {
             None if began.elapsed() < PATIENCE => known_files::recall(process, &maps, candidate),
@@ -194,12 +195,12 @@ fn prove_all(process: &Process, maps: &Maps, candidates: Vec<Candidate>) -> Resu
         })
         .collect();
     let (mut refused, mut refusal) = (Vec::new(), None);
-    // All of them in turns, so that they wait together.
+    // Look at all candidates in turn, so that they wait at the same time.
     let mut turns = 0;
     while !pending.is_empty() {
         turns += 1;
         let is_late = turns >= PATIENT_LOOKS && began.elapsed() >= PATIENCE || began.elapsed() >= LONGEST;
-        // Others of a kind are probably as the first one that fits.
+        // Candidates of the same kind probably have the layout that fits the first one.
         let mut fitting: HashSet<(bool, u64)> = HashSet::new();
         for examined in &mut pending {
             if is_late || !fitting.contains(&examined.kind()) {
@@ -228,7 +229,7 @@ fn prove_all(process: &Process, maps: &Maps, candidates: Vec<Candidate>) -> Resu
                     models.push(vm.clone());
                     vms.push(vm);
                 }
-                // The program may soon show more.
+                // The VM's state may soon show more.
                 Err(FindError::AmbiguousLayout { .. }) if !is_late => {
                     examined.forget();
                     pending.push(examined);
@@ -261,15 +262,15 @@ fn prove_all(process: &Process, maps: &Maps, candidates: Vec<Candidate>) -> Resu
     if !vms.is_empty() {
         return Ok(vms);
     }
-    // A process that has just exited, or is about to, shows nothing either.
+    // A process that has just exited, or is about to, shows no VM either.
     if !process.is_alive() || process.is_exiting() {
         return Err(TargetError::NoSuchProcess(process.pid()).into());
     }
     Err(refusal.unwrap_or(FindError::NoVm { pid: process.pid() }))
 }
 
-/// The candidates in all memory; where there are none, it may be that their stacks were just being moved, or that they were
-/// swapped out.
+/// The candidates in all memory. If there are none, it looks again: their stacks may just have been moved, or they may
+/// have been swapped out.
 fn all_candidates(process: &Process, maps: &Maps) -> Vec<Candidate> {
     let search = |kind| candidates(process.pid(), &process.memory(), maps, kind, MAX_CANDIDATES);
     for _ in 0..3 {
@@ -285,12 +286,12 @@ fn all_candidates(process: &Process, maps: &Maps) -> Vec<Candidate> {
     search(PageKind::Swapped).candidates
 }
 
-/// Proves a VM again that was found earlier: its undecided fields may be decided now.
+/// Proves a VM again that was found earlier: its undecided fields may be decidable now.
 ///
 /// # Errors
-/// [`FindError`] if it is not there any more.
+/// [`FindError`] if the VM does not exist any more.
 pub fn prove_again(process: &Process, maps: &Maps, vm: &Vm) -> Result<Vm, FindError> {
-    /// Samples wait for it.
+    /// Short, because samples wait for the result.
     const PATIENCE: Duration = Duration::from_millis(50);
     let candidate = Candidate { thread: vm.main_thread, global: vm.global, gc64: vm.layout.is_gc64() };
     let table = layouts::candidates(candidate.gc64, candidate.global.wrapping_sub(candidate.thread)).into();
@@ -305,22 +306,22 @@ pub fn prove_again(process: &Process, maps: &Maps, vm: &Vm) -> Result<Vm, FindEr
     examined.settle().inspect(|vm| known_files::remember(process, maps, vm))
 }
 
-/// Whether the interpreter that a VM uses is the one that `vm.text` describes: a library that is unloaded and loaded
-/// again may be somewhere else then.
+/// Whether the VM still uses the interpreter that `vm.text` describes: a library that was unloaded and loaded again may
+/// be at another address.
 pub fn runs_its_text(process: &Process, maps: &Maps, vm: &Vm) -> bool {
     let candidate = Candidate { thread: vm.main_thread, global: vm.global, gc64: vm.layout.is_gc64() };
     let targets = Look::once(&process.memory(), maps, candidate).dispatch_targets(&vm.layout);
     !targets.is_empty() && targets.iter().all(|target| vm.text.range.contains(target))
 }
 
-/// The VM of a candidate that runs the same interpreter as `vm` does, so that it is laid out the same: a process with
-/// hundreds of VMs has few builds. `None` if it does not, or if it has to be looked at more closely.
+/// The VM of a candidate that runs the same interpreter as `vm`, so that it has the same layout: a process with
+/// hundreds of VMs has few builds. `None` if it runs another interpreter, or if it needs a closer look.
 fn sibling(process: &Process, maps: &Maps, vm: &Vm, candidate: Candidate) -> Option<Vm> {
     let same_offset = candidate.global.wrapping_sub(candidate.thread) == vm.global.wrapping_sub(vm.main_thread);
     if !same_offset || candidate.gc64 != vm.layout.is_gc64() {
         return None;
     }
-    // Each page once: there may be hundreds of them.
+    // Read each page only once: there may be hundreds of candidates.
     let memory = process.memory();
     let pages = PageCache::new(&memory);
     let look = Look::once(&pages, maps, candidate);
@@ -333,32 +334,32 @@ fn sibling(process: &Process, maps: &Maps, vm: &Vm, candidate: Candidate) -> Opt
     sibling.still_valid(&memory).then_some(sibling)
 }
 
-/// A candidate, and how some layouts fit it.
+/// A candidate, and the evidence for each layout.
 struct Examined<'a> {
     process: &'a Process,
     maps: Rc<Maps>,
     candidate: Candidate,
     layouts: Rc<[KnownLayout]>,
-    /// By layout.
+    /// Evidence for each layout, by index.
     evidence: Vec<Evidence>,
-    /// How often it was looked at, and since when.
+    /// How many looks there were, and when they began.
     looks: u32,
     since: Instant,
 }
 
 impl<'a> Examined<'a> {
-    /// A candidate that is to be held against certain layouts.
+    /// A candidate that is compared with certain layouts only.
     fn with(process: &'a Process, maps: Rc<Maps>, candidate: Candidate, layouts: Rc<[KnownLayout]>) -> Self {
         let evidence = vec![Evidence::NONE; layouts.len()];
         Self { process, maps, candidate, layouts, evidence, looks: 0, since: Instant::now() }
     }
 
-    /// Those of the same kind may be laid out the same.
+    /// Candidates of the same kind may have the same layout.
     fn kind(&self) -> (bool, u64) {
         (self.candidate.gc64, self.candidate.global.wrapping_sub(self.candidate.thread))
     }
 
-    /// Looks once more at what is not settled.
+    /// Looks once more for the evidence that is not settled.
     fn look(&mut self) {
         self.looks += 1;
         let (memory, fits) = (self.process.memory(), self.fits());
@@ -370,7 +371,7 @@ impl<'a> Examined<'a> {
         }
     }
 
-    /// Looks until it is settled which layouts fit, but hardly for longer than that.
+    /// Looks until it is settled which layouts fit, but not much longer than `patience`.
     fn look_until_settled(&mut self, patience: Duration) {
         loop {
             self.look();
@@ -378,21 +379,23 @@ impl<'a> Examined<'a> {
                 return;
             }
             sleep(BETWEEN_LOOKS);
-            // The target may have mapped memory since. If it has exited, that shows.
+            // The target may have mapped memory since. If it has exited, the next look notices that.
             if let Ok(maps) = self.process.maps() {
                 self.maps = Rc::new(maps);
             }
         }
     }
 
-    /// Begins anew.
+    /// Starts again without evidence.
     fn forget(&mut self) {
         self.looks = 0;
         self.since = Instant::now();
         self.evidence.fill(Evidence::NONE);
     }
 
-    /// If only layouts fit whose C frames are not as the interpreter's code tells, begins anew with those whose are: the right one may lie the same, and have had less luck with memory that moves. Whether it did.
+    /// Rules out layouts whose C frames differ from what the interpreter's code shows. If all fitting layouts are ruled
+    /// out, it starts again with the layouts that are not: the right one may have the same fields, but may have failed
+    /// because memory changed. Returns whether it did.
     fn rule_out_other_frames(&mut self) -> bool {
         let memory = self.process.memory();
         let mut fitting = self.layouts.iter().zip(&self.evidence).filter(|(_, evidence)| evidence.fits());
@@ -415,7 +418,7 @@ impl<'a> Examined<'a> {
         self.evidence.iter().any(Evidence::fits)
     }
 
-    /// Whether more looks would tell no more: each layout fits, or does not.
+    /// Whether more looks would change nothing: each layout fits, or is refuted.
     fn is_settled(&self) -> bool {
         let fits = self.fits();
         let is_vacuous = |evidence: &Evidence| evidence.fits() && evidence.is_vacuous();
@@ -423,7 +426,7 @@ impl<'a> Examined<'a> {
             && (self.looks >= LOOKS || !self.evidence.iter().any(is_vacuous))
     }
 
-    /// Whether it has a Lua stack, as chance finds and the remains of closed VMs do not.
+    /// Whether the candidate has a Lua stack: chance finds and the remains of closed VMs have none.
     fn may_be_a_vm(&self) -> bool {
         self.evidence.iter().any(Evidence::has_stack)
     }
@@ -432,7 +435,7 @@ impl<'a> Examined<'a> {
     fn settle(self) -> Result<Vm, FindError> {
         let decided = self.decide();
         if decided.is_err() {
-            // The table does not know the build, or cannot tell it from others. Its debug information may.
+            // The table does not have this build, or several of its layouts fit. The build's debug information may decide.
             let described = debug_layout::read(self.process, &self.maps, self.candidate);
             if !described.is_empty() {
                 let mut examined = Self::with(self.process, self.maps.clone(), self.candidate, described.into());
@@ -445,7 +448,7 @@ impl<'a> Examined<'a> {
         decided
     }
 
-    /// The VM, if one layout fits, or several that agree about what matters.
+    /// The VM, if one layout fits, or if several fit that agree in all important fields.
     fn decide(&self) -> Result<Vm, FindError> {
         let (memory, pid) = (self.process.memory(), self.process.pid());
         let failures: Vec<_> = self.evidence.iter().map(Evidence::unproven).collect();
@@ -453,10 +456,11 @@ impl<'a> Examined<'a> {
             .unwrap_or_else(|| Err(self.nothing_fits()))
     }
 
-    /// Why no layout fits: what the nearest of all violates; or was not seen to have, if its memory never held still.
+    /// Why no layout fits: the invariants that the nearest layout violates, or that were never seen to hold because
+    /// memory never held still.
     fn nothing_fits(&self) -> FindError {
         let memory = self.process.memory();
-        // What comes after the first violated invariant has not been tried yet.
+        // The invariants after the first violated one have not been tried yet.
         let mut failures: Vec<_> = self.evidence.iter().map(Evidence::unproven).collect();
         for _ in 0..3 {
             for (failures, known) in failures.iter_mut().zip(self.layouts.iter()) {
@@ -472,7 +476,7 @@ impl<'a> Examined<'a> {
                 let known = &self.layouts[open];
                 let (looks, duration) = (self.looks, self.since.elapsed());
                 let unseen = match failures[open] {
-                    // All was seen, but not in one go.
+                    // Each invariant held at some time, but never all at once.
                     Failures::NONE => self.evidence[open].unproven().names(),
                     some => some.names(),
                 };
@@ -490,13 +494,13 @@ impl<'a> Examined<'a> {
     }
 }
 
-/// Whether it is known if a layout fits. Some other one may.
+/// Whether it is known if this layout fits. Another layout may fit as well.
 fn is_settled(evidence: &Evidence, another_fits: bool) -> bool {
     let refuted = if another_fits { REFUTED_BY_ANOTHER } else { REFUTED };
     evidence.fits() || evidence.is_refuted(refuted) || another_fits && evidence.failed() >= FAILED_BESIDE_ANOTHER
 }
 
-/// That no layout fits, and what the nearest one violates.
+/// The error that no layout fits, with the violations of the nearest layout.
 fn unknown_layout(pid: u32, candidate: Candidate, layouts: &[KnownLayout], failures: &[Failures]) -> FindError {
     let ranked = layouts.iter().zip(failures);
     match ranked.min_by_key(|(_, failures)| failures.count()) {
@@ -510,8 +514,8 @@ fn unknown_layout(pid: u32, candidate: Candidate, layouts: &[KnownLayout], failu
     }
 }
 
-/// The VM of a candidate, if one of `layouts` fits, or several that agree about what matters; [`None`] if none fits.
-/// `failures` has what each of them violates, `cframe_size` what is known besides.
+/// The VM of a candidate, if one of `layouts` fits, or if several fit that agree in all important fields; [`None`] if none
+/// fits. `failures` has the violations of each layout. `cframe_size` is the size of the C frames, if it is known otherwise.
 fn decide<M: ReadMemory>(
     memory: &M,
     maps: &Maps,
@@ -525,7 +529,7 @@ fn decide<M: ReadMemory>(
     let judged = layouts.iter().zip(failures);
     let mut fitting: Vec<KnownLayout> =
         judged.filter(|(_, failures)| **failures == Failures::NONE).map(|(known, _)| known.clone()).collect();
-    // Those come first that need the fewest options to fit: they are the most likely ones.
+    // First the layouts that need the fewest build options: they are the most likely ones.
     fitting.sort_by_key(|known| known.options.len());
     let targets = Look::new(memory, maps, candidate).dispatch_targets(&fitting.first()?.layout);
     let (mut text, frame) = interpreter_text(memory, maps, &targets);
@@ -552,12 +556,12 @@ fn decide<M: ReadMemory>(
     Some(Ok(Vm { global, main_thread: candidate.thread, layout, builds, undecided, text }))
 }
 
-/// Proves the layout of the VM that may be at `candidate`, in memory that stands still, as saved memory does: one look
-/// tells all there is to see. `pid` is what errors call the process. `cframe_size` is the size of the interpreter's C
-/// frames in bytes, if it is known although neither its unwind information nor its code can be read in `memory`.
+/// Proves the layout of the VM that may be at `candidate`, in memory that does not change, such as saved memory: one
+/// look is enough. `pid` names the process in errors. `cframe_size` is the size of the interpreter's C frames in bytes,
+/// for memory in which neither the interpreter's unwind information nor its code can be read.
 ///
 /// # Errors
-/// [`FindError`] if no layout of the table fits, or several that disagree.
+/// [`FindError`] if no layout of the table fits, or if several fit that disagree.
 pub fn prove_still<M: ReadMemory>(
     memory: &M,
     maps: &Maps,
@@ -572,15 +576,15 @@ pub fn prove_still<M: ReadMemory>(
         .unwrap_or_else(|| Err(unknown_layout(pid, candidate, &table, &failures)))
 }
 
-/// What all of `fitting` agree about, with the fields marked [`ABSENT`] in which they differ and may.
-/// The error lists the fields in which they must not differ.
+/// The common layout of `fitting`: fields in which they differ, and may, are [`ABSENT`]. The error lists the fields in
+/// which they must not differ.
 fn agree(fitting: &[KnownLayout]) -> Result<(VmLayout, Vec<&'static str>), Vec<&'static str>> {
     let Some(first) = fitting.first() else { return Err(Vec::new()) };
     let mut values = first.layout.values();
     let mut undecided = Vec::new();
     for (index, field) in VmLayout::FIELDS.iter().enumerate() {
         let differs = |known: &KnownLayout| match *field {
-            // Only sums with it are ever used, and those are compared.
+            // The code uses this field only in sums, and those are compared.
             "g_to_j" => (known.layout.g_to_j == ABSENT) != (first.layout.g_to_j == ABSENT),
             _ => place(&known.layout, index) != place(&first.layout, index),
         };
@@ -593,7 +597,7 @@ fn agree(fitting: &[KnownLayout]) -> Result<(VmLayout, Vec<&'static str>), Vec<&
     if contested.is_empty() { Ok((VmLayout::from_values(&values), undecided)) } else { Err(contested) }
 }
 
-/// Where the field with this index lies: those of `jit_State` counted from `global_State`, too.
+/// Offset of the field with this index; fields of `jit_State` are counted from `global_State`, too.
 fn place(layout: &VmLayout, index: usize) -> Option<u32> {
     let value = layout.values()[index];
     let start = if VmLayout::FIELDS[index].starts_with("j_") { layout.g_to_j } else { 0 };
@@ -627,7 +631,7 @@ mod tests {
 
     #[test]
     fn what_lies_at_the_same_place_is_no_difference() {
-        // Without the FFI `jit_State` begins 8 bytes earlier; with GDB's interface its fields lie 8 bytes later.
+        // Without the FFI, `jit_State` begins 8 bytes earlier; with GDB's interface, its fields lie 8 bytes later.
         let rows = layouts::candidates(false, 64);
         let with = |options: &[&str]| {
             let is_it = |row: &&KnownLayout| row.builds.contains("tt2.6.0+smart") && row.options == options;

@@ -15,18 +15,17 @@ use super::machine::Vm;
 use super::object::{field, type_of};
 use super::page_cache::PageCache;
 
-/// A walk for prototypes reads the memory no more often: the target should not change too much meanwhile, and somebody is
-/// waiting. It takes some 0.1 s on a machine that is not busy. What it finds does not depend on that, as it would with a
-/// limit of time.
+/// The most memory reads of a walk for prototypes: the target should not change too much meanwhile, and a user is waiting. It
+/// takes some 0.1 s on an idle machine. Unlike a time limit, this limit makes the result independent of the machine's load.
 const MAX_READS: usize = 1 << 16;
 
-/// The clock is looked at once for this many objects.
+/// Objects between two checks of the clock.
 const OBJECTS_PER_LOOK: usize = 1024;
 
 /// Addresses of all prototypes of `vm`.
 ///
-/// The target runs on, so what it links or frees meanwhile may be missed, and the walk ends early in a heap of some
-/// 256 MiB and more.
+/// The target keeps running, so the walk may miss objects that it links or frees meanwhile. In a heap of some 256 MiB
+/// and more, the walk ends early.
 pub fn prototypes<M: ReadMemory>(memory: &M, vm: &Vm) -> BTreeSet<u64> {
     prototypes_within(memory, vm, MAX_READS)
 }
@@ -42,12 +41,12 @@ fn prototypes_within<M: ReadMemory>(memory: &M, vm: &Vm, reads: usize) -> BTreeS
     found
 }
 
-/// Where a walk ends if the list does not.
+/// The limit of a walk over a list that is too long.
 #[derive(Clone, Copy)]
 enum Limit {
-    /// After so long: somebody says how long they wait, and hears that it was not all.
+    /// The longest time: callers choose how long they wait, and learn that the walk was not complete.
     Time(Duration),
-    /// After so many reads of the memory.
+    /// The most reads of memory.
     Reads(usize),
 }
 
@@ -56,18 +55,18 @@ enum Limit {
 pub struct AllPrototypes {
     /// Their addresses.
     pub addresses: BTreeSet<u64>,
-    /// Whether these are all: a heap may have too many objects to look at, or change too fast.
+    /// Whether these are all prototypes: a heap may have too many objects to look at, or change too fast.
     pub complete: bool,
 }
 
-/// All prototypes of `vm`, as far as `limit` allows. A walk that the running program led astray is repeated.
+/// All prototypes of `vm`, as far as `limit` allows. If the running program leads a walk astray, it is repeated.
 pub fn all_prototypes<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> AllPrototypes {
     const WALKS: u32 = 3;
     let began = Instant::now();
     let mut found = AllPrototypes::default();
     for _ in 0..WALKS {
         walk(memory, vm, Limit::Time(limit.saturating_sub(began.elapsed())), |object, kind| {
-            // The main thread is the VM's first object, so the last one on the list before userdata.
+            // The main thread is the VM's first object, so it is the last one on the list before userdata.
             found.complete |= object == vm.main_thread;
             if kind == gct::PROTO {
                 found.addresses.insert(object);
@@ -81,7 +80,7 @@ pub fn all_prototypes<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Al
     found
 }
 
-/// More coroutines are not told of: what is known of them has to have room.
+/// The most coroutines that are listed, because their results need memory.
 const MAX_COROUTINES: usize = 1 << 22;
 
 /// The coroutines of a VM.
@@ -89,14 +88,14 @@ const MAX_COROUTINES: usize = 1 << 22;
 pub struct Coroutines {
     /// Addresses of their `lua_State`s, the main thread first, then from the newest to the oldest.
     pub threads: Vec<u64>,
-    /// Whether these are all: a heap may have too many objects to look at, or change too fast.
+    /// Whether these are all coroutines: a heap may have too many objects to look at, or change too fast.
     pub complete: bool,
 }
 
-/// All coroutines of `vm`, whatever they do, as far as `limit` allows: those that nobody needs any more are there until they
-/// are collected.
+/// All coroutines of `vm`, whatever their state, as far as `limit` allows. Unreachable coroutines are included until
+/// they are collected.
 pub fn coroutines<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Coroutines {
-    /// A list that is torn is walked again: most of it is found at once.
+    /// If the list changes during a walk, the walk is repeated: even a torn walk finds most of them.
     const WALKS: u32 = 3;
     let began = Instant::now();
     let mut best = Coroutines::default();
@@ -115,18 +114,18 @@ pub fn coroutines<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Corout
 /// How a walk over the list of objects ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectWalkEnd {
-    /// Whoever looked at the objects had seen enough.
+    /// The visitor had seen enough.
     Enough,
-    /// At the main thread: these were all.
+    /// At the main thread: the walk has seen all objects.
     Whole,
-    /// It led astray, since the program had just changed it.
+    /// The list led astray, because the program had just changed it.
     Torn,
-    /// The time was over.
+    /// The time limit was reached.
     TimeOver,
 }
 
-/// Shows the objects of `vm` to `visit`, from the newest to the oldest, each with its type, until that says false. Where it
-/// is, an object is on this list behind all that are newer (`lj_mem_newgco`), and ahead of those that are older.
+/// Passes the objects of `vm` with their types to `visit`, from the newest to the oldest, until `visit` returns false.
+/// On this list an object comes after all newer ones (`lj_mem_newgco`) and before all older ones.
 pub fn newest_objects<M: ReadMemory>(
     memory: &M,
     vm: &Vm,
@@ -148,7 +147,7 @@ pub fn newest_objects<M: ReadMemory>(
 
 fn walk_coroutines<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Coroutines {
     let mut threads = vec![vm.main_thread];
-    // The main thread is the VM's first object, so the last one on the list; userdata follow it (`lj_udata_new`).
+    // The main thread is the VM's first object, so it is the last one on the list; userdata follow it (`lj_udata_new`).
     let mut complete = false;
     walk(memory, vm, Limit::Time(limit), |object, kind| {
         complete = object == vm.main_thread;
@@ -160,16 +159,16 @@ fn walk_coroutines<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Corou
     Coroutines { threads, complete }
 }
 
-/// Shows each object on the list that starts at `gc.root` (`lj_obj.h`) to `visit`, with its type, until that says
-/// false, the list ends or leads elsewhere, or the limit is reached.
+/// Passes each object on the list that starts at `gc.root` (`lj_obj.h`) to `visit`, with its type, until `visit`
+/// returns false, the list ends or leads elsewhere, or the limit is reached.
 fn walk<M: ReadMemory>(memory: &M, vm: &Vm, limit: Limit, mut visit: impl FnMut(u64, u8) -> bool) {
     let pages = PageCache::new(memory);
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
     let mut object = pages.read_ref(gc64, field(vm.global, layout.g_gc_root)).unwrap_or(0);
     let started = Instant::now();
-    // A list that changes while it is walked may even have become a ring: then it comes back to an object that is noted
-    // each time that the walk has become twice as long (Brent's algorithm).
+    // A list that changes during the walk may even become a ring. Then the walk comes back to the noted object, which
+    // is replaced each time that the walk has become twice as long (Brent's algorithm).
     let mut noted = 0;
     for count in 1_usize.. {
         let is_over = match limit {
@@ -182,12 +181,12 @@ fn walk<M: ReadMemory>(memory: &M, vm: &Vm, limit: Limit, mut visit: impl FnMut(
         if count.is_power_of_two() {
             noted = object;
         }
-        // Each object may be on a page of its own: no more than 32 MiB of them are kept.
+        // Each object may be on a page of its own: keep no more than 32 MiB of them.
         if count % 8192 == 0 {
             pages.clear();
         }
         let (Ok(kind), Ok(next)) = (type_of(&pages, layout, object), pages.read_ref(gc64, object)) else { return };
-        // The collectable types: a list that leads elsewhere has just been changed.
+        // The collectable types: any other type means that the list has just been changed.
         if !(gct::STR..=13).contains(&kind) || !visit(object, kind) {
             return;
         }
@@ -203,8 +202,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// A VM whose list of objects begins at 0x5000, with objects of these types, 16 bytes apart, each linked to the
-    /// one that its number says.
+    /// A VM whose list of objects begins at 0x5000. The objects have these types, are 16 bytes apart, and each links to
+    /// the object with the given index.
     fn vm_with(objects: &[(u8, u64)]) -> (Saved, Vm) {
         let layout = x64_layout("Debian", "x64gc64");
         let mut bytes = vec![0; 0x2000];
@@ -255,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_list_that_is_torn_or_a_ring_ends_the_walk() {
-        // The second object's type cannot be; then a list that leads back to its beginning.
+        // The second object has an impossible type; then a list that leads back to its beginning.
         let (memory, vm) = vm_with(&[(gct::THREAD, 1), (99, 2), (gct::THREAD, u64::MAX)]);
         assert_eq!(coroutines(&memory, &vm, LONG), Coroutines { threads: vec![0x5020, 0x5000], complete: false });
         // Rings of every length, entered at each place.
@@ -274,7 +273,7 @@ mod tests {
         }
     }
 
-    /// Objects of one type without an end, of which only those are there that are read. Each read takes some time.
+    /// An endless list of objects of one type; an object exists as soon as it is read. Each read takes some time.
     struct Endless(Saved, u8, Duration);
 
     impl ReadMemory for Endless {
@@ -313,7 +312,7 @@ mod tests {
         for reads in [3, 4, 7, 20] {
             let quick = found(reads, Duration::ZERO);
             assert_eq!(found(reads, Duration::from_millis(10)), quick);
-            // The VM and its first object are on a page each; of the last page that is read, one object is looked at.
+            // The VM and its first object are on one page each. Of the last page read, the walk looks at one object.
             assert_eq!(quick.len(), (reads - 3) * 256 + 1);
         }
     }

@@ -1,7 +1,7 @@
-//! The builds of LuaJIT in files that VMs were proven in: another process that has the same file mapped has the same build.
+//! The LuaJIT builds in files where VMs were proven: another process that maps the same file has the same build.
 //!
-//! A proof holds a VM against hundreds of layouts, which takes 20 ms: too long for processes that live for 100 ms. With the
-//! file's own layout, one look tells whether it fits.
+//! A proof compares a VM with hundreds of layouts, which takes 20 ms: too long for processes that live for 100 ms. With
+//! the file's own layout, one look tells whether it fits.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
@@ -14,17 +14,17 @@ use super::page_cache::PageCache;
 use super::prove::{Failures, Look};
 use super::scan::Candidate;
 
-/// Files that are kept: a host has few with LuaJIT in them.
+/// The most files that are kept: a host has only a few files with LuaJIT.
 const MAX_KNOWN: usize = 64;
 
-/// A file as it is now. One that is changed becomes another.
+/// The identity of a file. A file that is changed counts as another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileIdentity {
     device: u64,
     inode: u64,
     size: u64,
     changed: (i64, i64),
-    /// Whose process showed it: what one user's programs pretend is not believed of another's.
+    /// The user of the process that mapped the file: what one user's programs pretend must not be trusted for another user.
     user: u32,
 }
 
@@ -46,16 +46,16 @@ impl FileIdentity {
 #[derive(Clone, Debug)]
 struct KnownFile {
     identity: FileIdentity,
-    /// As `/proc/PID/maps` has it, to pass over other files without opening them.
+    /// Device and inode as in `/proc/PID/maps`, to skip other files without opening them.
     mapped_as: ((u32, u32), u64),
-    /// Where the file's first byte would be mapped, from its code's mapping on.
+    /// Address at which the first byte of the file would be mapped, computed from the mapping of the code.
     origin: u64,
     vm: Vm,
 }
 
 static KNOWN: Mutex<Vec<KnownFile>> = Mutex::new(Vec::new());
 
-/// Nothing panics while it is held.
+/// No code panics while it holds the lock, so a poisoned lock is still good.
 fn known() -> MutexGuard<'static, Vec<KnownFile>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -72,7 +72,7 @@ fn origin(mapping: &Mapping) -> u64 {
 /// Remembers the build of a VM that was proven.
 pub fn remember(process: &Process, maps: &Maps, vm: &Vm) {
     let Some(mapping) = code_mapping(maps, vm.text.range.start) else { return };
-    // Its end is not described everywhere: it has to be the same in each process.
+    // Only an exact end of the code range is good: it has to be the same in each process.
     if !vm.text.exact || vm.text.range.end > mapping.end {
         return;
     }
@@ -81,7 +81,7 @@ pub fn remember(process: &Process, maps: &Maps, vm: &Vm) {
     let (mapped_as, origin) = ((mapping.device, mapping.inode), origin(mapping));
     let of_file = known.iter().position(|known| known.identity == identity && kind(&known.vm) == kind(vm));
     match of_file {
-        // What was decided stays: another VM may have shown less.
+        // Keep what was decided before: another VM may have shown less.
         Some(index) if known[index].vm.undecided.len() <= vm.undecided.len() => return,
         Some(index) => drop(known.remove(index)),
         None if known.len() >= MAX_KNOWN => drop(known.remove(0)),
@@ -90,13 +90,13 @@ pub fn remember(process: &Process, maps: &Maps, vm: &Vm) {
     known.push(KnownFile { identity, mapped_as, origin, vm: vm.clone() });
 }
 
-/// What its candidates look like.
+/// The properties that candidates of this VM's kind share.
 fn kind(vm: &Vm) -> (bool, u64) {
     (vm.layout.is_gc64(), vm.global.wrapping_sub(vm.main_thread))
 }
 
-/// The VM at `candidate`, if its interpreter is in a file of which the build is known, and that fits at first sight. [`None`] if
-/// it has to be proven.
+/// The VM at `candidate`, if its interpreter is in a file with a known build, and that build's layout fits at first
+/// sight. [`None`] if the VM has to be proven.
 pub fn recall(process: &Process, maps: &Maps, candidate: Candidate) -> Option<Vm> {
     let own_kind = (candidate.gc64, candidate.global.wrapping_sub(candidate.thread));
     let mapped = |known: &KnownFile, mapping: &Mapping| {
@@ -126,7 +126,7 @@ fn fits(process: &Process, maps: &Maps, candidate: Candidate, vm: &Vm, mapping: 
 }
 
 impl Vm {
-    /// One of the same build at `candidate`, whose interpreter's code lies `delta` bytes higher.
+    /// A VM of the same build at `candidate`, whose interpreter code lies `delta` bytes higher.
     fn at(&self, candidate: Candidate, delta: u64) -> Self {
         let range = self.text.range.start.wrapping_add(delta)..self.text.range.end.wrapping_add(delta);
         let text = InterpreterText { range, exact: self.text.exact, edges: self.text.edges.moved_by(delta) };

@@ -1,11 +1,10 @@
 //! Finds the LuaJIT virtual machines in the target's memory, proves their layout, and reads their objects.
 //!
-//! [`find_vms()`] scans for main threads (`scan`), ranks the known [`layouts`] by invariants (`prove`), and
-//! reports only VMs that one layout fits without exception; [`find_first_vms()`] looks first at what the program's variables
-//! and stacks point to (`pointed`), and where LuaJIT's allocator puts VMs (`edges`). Everything else reads objects of a proven VM:
-//! [`object`] the basics, [`prototype`] and [`names`] what a Lua function is called,
-//! [`fast_functions`] the names of built-in functions, [`traces`] the machine code of the JIT compiler, [`jit`] what that
-//! compiler gave up on and why.
+//! [`find_vms()`] scans for main threads (`scan`), ranks the known [`layouts`] by invariants (`prove`), and reports only VMs
+//! that one layout fits without exception. [`find_first_vms()`] looks first where the program's variables and stacks point to
+//! (`pointed`), and where LuaJIT's allocator puts VMs (`edges`). The other modules read objects of a proven VM: [`object`] the
+//! basics, [`prototype`] and [`names`] the names of Lua functions, [`fast_functions`] the names of built-in functions,
+//! [`traces`] the machine code of the JIT compiler, [`jit`] what that compiler gave up on and why.
 
 pub mod arch;
 pub mod bytecode;

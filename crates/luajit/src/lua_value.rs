@@ -24,13 +24,13 @@ pub enum LuaValue {
     Number(f64),
     /// A number that builds with `LUAJIT_NUMMODE=2` keep as an integer.
     Integer(i32),
-    /// A light userdata: a pointer of the host's.
+    /// A light userdata: a pointer of the host program.
     LightUserdata,
     /// A string.
     String {
         /// Its first bytes.
         text: Vec<u8>,
-        /// How many it has.
+        /// Its length in bytes.
         length: u32,
     },
     /// A table.
@@ -46,34 +46,34 @@ pub enum LuaValue {
     LuaFunction {
         /// Its prototype.
         prototype: PrototypeKey,
-        /// Its chunk's name, as LuaJIT keeps it.
+        /// Its chunkname, as LuaJIT stores it.
         chunkname: String,
     },
     /// A C function or a function of LuaJIT's own library.
     CFunction {
-        /// Its number in LuaJIT's library; 1 if it is the host's.
+        /// Its number in LuaJIT's library; 1 for a function of the host program.
         ffid: u8,
-        /// Its machine code.
+        /// Address of its machine code.
         code: u64,
     },
     /// An `int64_t` or `uint64_t` of the FFI.
     Integer64 {
-        /// Its bits.
+        /// The 64 bits of the value.
         bits: u64,
-        /// Whether it has a sign.
+        /// Whether it is signed.
         signed: bool,
     },
-    /// Any other object: what it is, and its address.
+    /// Any other object: its kind and its address.
     Object(&'static str, u64),
-    /// What cannot be: a slot that is not in use, or was overwritten meanwhile.
+    /// An impossible value: the slot is not in use, or was overwritten meanwhile.
     Invalid,
 }
 
-/// A string is cut off after so many bytes.
+/// The most bytes of a string that are shown.
 const MAX_STRING: usize = 120;
 
 impl LuaValue {
-    /// The value with these bits (`TValue`, `lj_obj.h`), the objects read from `memory`.
+    /// The value with these bits (`TValue`, `lj_obj.h`); its objects are read from `memory`.
     pub fn decode<M: ReadMemory>(memory: &M, layout: &VmLayout, bits: u64) -> Self {
         // Type numbers are complements: ~0 nil, ~1 false, ~2 true, ~3 light userdata, then collectable objects.
         let (kind, address) = if layout.is_gc64() {
@@ -89,13 +89,13 @@ impl LuaValue {
             // LJ_TISNUM: ~13 with GC64, 0xfffeffff without.
             13 if layout.is_gc64() => Self::Integer(bits as i32),
             0x1_0000 if !layout.is_gc64() => Self::Integer(bits as i32),
-            // A pointer of 47 bits has the upper half 0xffff0000 to 0xffff7fff there.
+            // There, a pointer of 47 bits has an upper half from 0xffff0000 to 0xffff7fff.
             0x8000..=0xffff if !layout.is_gc64() => Self::LightUserdata,
             _ => Self::Number(f64::from_bits(bits)),
         }
     }
 
-    /// Its type, as Lua's `type` names it; `cdata` for objects of the FFI.
+    /// Its type, as Lua's `type` names it; `cdata` for FFI objects.
     pub fn type_name(&self) -> &'static str {
         match self {
             Self::Nil => "nil",
@@ -112,7 +112,7 @@ impl LuaValue {
     }
 }
 
-/// What the object of type `kind` at `address` is; [`None`] if it is not there.
+/// The object of type `kind` at `address`; [`None`] if no such object lies there.
 fn object<M: ReadMemory>(memory: &M, layout: &VmLayout, kind: u8, address: u64) -> Option<LuaValue> {
     let gc64 = layout.is_gc64();
     if super::object::type_of(memory, layout, address) != Ok(kind) {
@@ -126,7 +126,7 @@ fn object<M: ReadMemory>(memory: &M, layout: &VmLayout, kind: u8, address: u64) 
         gct::TAB => {
             let array: u32 = memory.read(field(address, layout.tab_asize)).ok()?;
             let mask: u32 = memory.read(field(address, layout.tab_hmask)).ok()?;
-            // Index 0 has a place of its own; a mask of 0 stands for the shared empty hash part as well.
+            // The array part has a place for index 0. A mask of 0 may also stand for the shared empty hash part.
             let hash = if mask == 0 { 0 } else { mask.saturating_add(1) };
             LuaValue::Table { address, array: array.saturating_sub(1), hash }
         }
@@ -154,7 +154,7 @@ fn object<M: ReadMemory>(memory: &M, layout: &VmLayout, kind: u8, address: u64) 
         }
         gct::THREAD => LuaValue::Object("thread", address),
         gct::UDATA => LuaValue::Object("userdata", address),
-        // Upvalues, prototypes and traces are no values of variables.
+        // Variables never hold upvalues, prototypes or traces.
         _ => return None,
     })
 }

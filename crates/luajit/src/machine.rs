@@ -18,7 +18,7 @@ use super::prove;
 /// A VM (a "Lua universe": one `global_State` and all its coroutines) in the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vm {
-    /// Address of its `global_State`: what identifies it.
+    /// Address of its `global_State`, which identifies the VM.
     pub global: u64,
     /// Address of its main thread's `lua_State`.
     pub main_thread: u64,
@@ -26,8 +26,8 @@ pub struct Vm {
     pub layout: VmLayout,
     /// The builds with this layout, as in `2021-03-23, 2022-03(Debian)`.
     pub builds: Vec<String>,
-    /// Fields that the VM does not show yet, because it has no traces: builds that differ in them fit as well.
-    /// [`find_vms`](super::find_vms) decides them once there are traces.
+    /// Fields that the VM does not show yet, because it has no traces: builds with other offsets of these fields fit as
+    /// well. [`find_vms`](super::find_vms) decides them once there are traces.
     pub undecided: Vec<&'static str>,
     /// The interpreter's machine code.
     pub text: InterpreterText,
@@ -41,13 +41,13 @@ pub struct InterpreterText {
     /// Whether the range comes from unwind information (`.eh_frame`). If not, it only spans the dispatch
     /// targets, and code after the last of them is missed.
     pub exact: bool,
-    /// Where in it a C frame has no Lua frame.
+    /// Places in the code where a C frame has no Lua frame.
     pub edges: Edges,
 }
 
 impl Vm {
-    /// Whether the VM still lives at its place: cheap, three reads. A VM that was closed, or whose process
-    /// executed another program, fails.
+    /// Whether the VM still exists at its address: cheap, three reads. It does not if the VM was closed, or if its
+    /// process executed another program.
     pub fn still_valid<M: ReadMemory>(&self, memory: &M) -> bool {
         let gc64 = self.layout.is_gc64();
         let main_thread = memory.read_ref(gc64, field(self.global, self.layout.g_mainthref));
@@ -55,20 +55,20 @@ impl Vm {
         main_thread == Ok(self.main_thread)
             && global == Ok(self.global)
             && type_of(memory, &self.layout, self.main_thread) == Ok(gct::THREAD)
-            // What is left of a closed VM has freed everything but itself.
+            // A closed VM has freed everything but itself.
             && memory
                 .read_ref(gc64, field(self.global, self.layout.g_gc_total))
                 .is_ok_and(|total| total > u64::from(self.layout.g_to_bcff))
     }
 
-    /// Whether something is undecided that traces need. Where a `global_State` ends (`sizeof_g`) is nothing to them, and
-    /// no trace tells it.
+    /// Whether a field is undecided that is needed to read traces. The end of the `global_State` (`sizeof_g`) is not
+    /// needed, and no trace shows it.
     pub fn leaves_traces_open(&self) -> bool {
         self.undecided.iter().any(|&field| field != "sizeof_g")
     }
 
-    /// Takes over what is decided of another VM that runs in the same interpreter's code: it is of the same build. Whether that
-    /// was more than what was known.
+    /// Takes over the decided fields of another VM that runs the same interpreter code: it is the same build. Returns
+    /// whether these were more fields than before.
     pub fn learn_from(&mut self, other: &Self) -> bool {
         let is_more = self.text.range == other.text.range && other.undecided.len() < self.undecided.len();
         if is_more {
@@ -79,7 +79,7 @@ impl Vm {
         is_more
     }
 
-    /// What the probes must know of it.
+    /// The VM's configuration for the probes.
     pub fn config(&self) -> VmConfig {
         let text = (self.text.range.start, self.text.range.end);
         let mut config = VmConfig::new(self.global, self.main_thread, text, self.layout);
@@ -99,13 +99,13 @@ impl Vm {
         config
     }
 
-    /// The same addresses in the interpreter's code, as the probes know them.
+    /// Addresses in the interpreter's code, as the offsets that the probes use.
     fn offsets<const N: usize>(&self, addresses: &[u64]) -> [u32; N] {
         let offset = |address: &u64| address.saturating_sub(self.text.range.start) as u32;
         std::array::from_fn(|index| addresses.get(index).map_or(NOWHERE, offset))
     }
 
-    /// The same ranges of the interpreter's code, as the probes know them.
+    /// Ranges of the interpreter's code, as the offsets that the probes use.
     fn places<const N: usize>(&self, ranges: &[Range<u64>]) -> [CodeRange; N] {
         let start = self.text.range.start;
         let place = |range: &Range<u64>| CodeRange {
@@ -115,9 +115,9 @@ impl Vm {
         std::array::from_fn(|index| ranges.get(index).map_or_else(CodeRange::default, place))
     }
 
-    /// Size of the block that a VM begins with, in bytes: `sizeof(GG_State)` (`lj_dispatch.h`). Its last member is
-    /// the bytecode of the assembler functions, of which there is one for each entry that the dispatch table has
-    /// beyond the bytecodes. [`None`] if it is not known where that is.
+    /// Size of the VM's first block in bytes: `sizeof(GG_State)` (`lj_dispatch.h`). Its last member is the bytecode of
+    /// the assembler functions: one instruction for each entry of the dispatch table after the bytecodes. [`None`] if
+    /// the place of that member is not known.
     pub fn first_block_size(&self) -> Option<u64> {
         let layout = &self.layout;
         if [layout.g_to_bcff, layout.dispatch_len, layout.bc_funcc].contains(&ABSENT) {
@@ -129,26 +129,25 @@ impl Vm {
         Some(size.next_multiple_of(8))
     }
 
-    /// A VM that has come into being after this one was found, and is laid out the same: its `global_State` is at
-    /// `global`.
+    /// A VM with the same layout that was created after this one was found: its `global_State` is at `global`.
     pub fn copy_at(&self, global: u64) -> Self {
         let main_thread = global.wrapping_sub(self.global.wrapping_sub(self.main_thread));
         Self { global, main_thread, ..self.clone() }
     }
 
-    /// What it is, for people: the builds that have its layout, and the kind of its references.
+    /// A description for users: the builds that have its layout, and the width of its references.
     pub fn describe(&self) -> String {
         let width = if self.layout.is_gc64() { "GC64" } else { "no GC64" };
         format!("LuaJIT like {} ({width})", self.builds.join("; "))
     }
 
-    /// Which LuaJIT it is a build of, as far as its layout tells: `LuaJIT`, `OpenResty's LuaJIT`, `Tarantool's LuaJIT`,
-    /// or several of them.
+    /// Which fork of LuaJIT it is, as far as its layout shows: `LuaJIT`, `OpenResty's LuaJIT`, `Tarantool's LuaJIT`, or
+    /// several of them.
     pub fn fork(&self) -> String {
         fork(&self.builds)
     }
 
-    /// Address of its `jit_State`, if it has one whose place is known.
+    /// Address of its `jit_State`, if it has one and its offset is known.
     pub fn jit_state(&self) -> Option<u64> {
         (self.layout.g_to_j != ABSENT).then(|| field(self.global, self.layout.g_to_j))
     }

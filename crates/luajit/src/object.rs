@@ -13,7 +13,7 @@ pub enum ObjectError {
     /// Its memory cannot be read.
     #[error("the object's memory is not readable")]
     Unreadable,
-    /// Something else lies there: the object is gone, or never was.
+    /// Something else lies there: the object was freed, or never existed.
     #[error("no object of the expected type lies there")]
     WrongType,
 }
@@ -24,8 +24,8 @@ impl From<Unreadable> for ObjectError {
     }
 }
 
-/// The address of the field at `offset` in `object`. Objects' addresses come from the target, so that nothing
-/// may be concluded from them: the sum wraps.
+/// The address of the field at `offset` in `object`. The sum wraps, because the object's address comes from the target
+/// and may be anything.
 pub fn field(object: u64, offset: u16) -> u64 {
     object.wrapping_add(u64::from(offset))
 }
@@ -72,7 +72,7 @@ pub fn read_string<M: ReadMemory>(
     Ok(read_bytes(memory, field(address, layout.sizeof_str), length)?)
 }
 
-/// What a `GCfunc` calls.
+/// The function that a `GCfunc` calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
     /// A Lua function.
@@ -89,7 +89,7 @@ pub enum Function {
     Builtin {
         /// Its number, which differs between builds; see [`FunctionNames`](super::FunctionNames).
         ffid: u8,
-        /// Its C function: all of it, or what its machine code falls back to.
+        /// Its C function: all of it, or the fallback of its machine code.
         address: u64,
     },
 }
@@ -121,7 +121,7 @@ pub fn read_bytes<M: ReadMemory>(memory: &M, address: u64, length: usize) -> Res
 
 /// Reads up to `length` bytes at `address`, fewer where the memory ends.
 pub fn read_some<M: ReadMemory>(memory: &M, address: u64, length: usize) -> Vec<u8> {
-    // Large steps first, then smaller ones: each step is one system call, and there are no more than bits in a length.
+    // Large steps first, then smaller ones. Each step is one system call, and there are at most as many as bits in a length.
     let mut bytes = Vec::with_capacity(length);
     append::<M, 4096>(memory, address, length, &mut bytes);
     append::<M, 2048>(memory, address, length, &mut bytes);

@@ -6,13 +6,13 @@ use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 use super::object::read_some;
 
-/// Reads from a copy where it covers an address, and from the live memory elsewhere. So several fields of a
-/// running VM are seen as they were at one moment.
+/// Reads from a copy if it covers an address, and from the live memory elsewhere. So several fields of a running VM are
+/// seen as they were at one moment.
 pub struct Overlay<'a, M> {
     memory: &'a M,
     start: u64,
     copy: Vec<u8>,
-    /// What was read, and where, if that is of interest.
+    /// What was read, and where, if the caller wants to know.
     used: Option<RefCell<Vec<Used>>>,
 }
 
@@ -29,7 +29,7 @@ impl<'a, M: ReadMemory> Overlay<'a, M> {
         Self { memory, start, copy: read_some(memory, start, length), used: None }
     }
 
-    /// The same, and notes what is read.
+    /// Like [`Self::new`], and also notes what is read.
     pub fn noting(memory: &'a M, start: u64, length: usize) -> Self {
         Self { used: Some(RefCell::default()), ..Self::new(memory, start, length) }
     }
@@ -39,14 +39,14 @@ impl<'a, M: ReadMemory> Overlay<'a, M> {
         self.memory
     }
 
-    /// Forgets what was read so far.
+    /// Forgets what was noted so far.
     pub fn forget_uses(&self) {
         if let Some(used) = &self.used {
             used.borrow_mut().clear();
         }
     }
 
-    /// Whether all that was noted is in memory as it was.
+    /// Whether memory still holds everything that was noted.
     pub fn is_as_used(&self) -> bool {
         let Some(used) = &self.used else { return true };
         let now = read_some(self.memory, self.start, self.copy.len());
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn knows_whether_what_it_has_shown_has_changed() {
-        /// A byte at 0x1008 that is another one each time it is read, behind others that never change.
+        /// A byte at 0x1008 that changes with each read, behind bytes that never change.
         struct Moving(Saved, std::cell::Cell<u8>);
         impl ReadMemory for Moving {
             fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {

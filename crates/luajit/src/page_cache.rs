@@ -10,21 +10,21 @@ use super::overlay::plain_at;
 
 const PAGE: usize = 4096;
 
-/// So many pages are read at once at most, where neighbours are read one after the other.
+/// The most pages that are read at once, when neighbouring pages are read one after the other.
 const MOST_AHEAD: u64 = 16;
 
-/// So many pages are kept where pages are read ahead.
+/// The most pages that are kept when pages are read ahead.
 const MOST_KEPT: usize = 8192;
 
 /// Pages by their number; `None` for those that cannot be read as a whole.
 type Pages = HashMap<u64, Option<Box<[u8; PAGE]>>, RandomState>;
 
-/// Reads each page of a memory at most once. Only for short walks: what changes meanwhile is not seen.
+/// Reads each page of a memory at most once. Only for short walks: the cache does not see later changes.
 pub struct PageCache<'a, M> {
     memory: &'a M,
     pages: RefCell<Pages>,
     reads: Cell<usize>,
-    /// The run of pages that was read last, if pages are read ahead.
+    /// The last run of pages, if pages are read ahead.
     run: Option<Cell<Run>>,
 }
 
@@ -36,7 +36,7 @@ struct Run {
 }
 
 impl Run {
-    /// What to read for a page: twice as much as last time if it goes on where that ended, else the page alone.
+    /// What to read for a page: twice as many pages as last time if it continues the last run, else only this page.
     fn next(self, page: u64) -> Self {
         let count = (2 * self.count).min(MOST_AHEAD);
         if self.count != 0 && page == self.first.wrapping_add(self.count) {
@@ -55,13 +55,13 @@ impl<'a, M: ReadMemory> PageCache<'a, M> {
         Self { memory, pages: RefCell::default(), reads: Cell::default(), run: None }
     }
 
-    /// The same, for a walk over much of a heap: where it reads one page after the other, some are read ahead. It keeps no
-    /// more than 32 MiB.
+    /// Like [`Self::new`], for a walk over much of a heap: if it reads pages one after the other, some pages are read
+    /// ahead. It keeps no more than 32 MiB.
     pub fn reading_ahead(memory: &'a M) -> Self {
         Self { run: Some(Cell::default()), ..Self::new(memory) }
     }
 
-    /// How often the memory was read: what a walk costs, however busy the machine is.
+    /// How often the memory was read. This is the cost of a walk, independent of the machine's load.
     pub fn reads(&self) -> usize {
         self.reads.get()
     }
@@ -75,7 +75,7 @@ impl<'a, M: ReadMemory> PageCache<'a, M> {
         self.pages.borrow_mut().clear();
     }
 
-    /// Reads a page, and others that are likely to be next.
+    /// Reads a page, and the pages that are likely to be next.
     #[cold]
     fn read_page(&self, page: u64, pages: &mut Pages) {
         if let Some(run) = &self.run {
@@ -93,7 +93,7 @@ impl<'a, M: ReadMemory> PageCache<'a, M> {
         pages.insert(page, self.memory.read(page * PAGE as u64).map(Box::new).ok());
     }
 
-    /// Reads neighbouring pages at once; false if one of them cannot be read.
+    /// Reads neighbouring pages at once; returns false if one of them cannot be read.
     fn read_run(&self, run: Run, pages: &mut Pages) -> bool {
         let mut words = vec![0; run.count as usize * PAGE / 8];
         self.count_read();
@@ -117,7 +117,7 @@ impl<M: ReadMemory> ReadMemory for PageCache<'_, M> {
     fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         let (page, offset) = (address / PAGE as u64, address % PAGE as u64);
         if offset as usize + size_of::<T>() > PAGE {
-            // What lies in two pages is rare.
+            // Values across two pages are rare.
             self.count_read();
             return self.memory.read(address);
         }
@@ -127,7 +127,7 @@ impl<M: ReadMemory> ReadMemory for PageCache<'_, M> {
         }
         match pages.get(&page) {
             Some(Some(page)) => plain_at(&page[..], offset).ok_or(Unreadable),
-            // Saved memory may have a part of it.
+            // Saved memory may have only a part of the page.
             Some(None) | None => {
                 self.count_read();
                 self.memory.read(address)
@@ -173,7 +173,7 @@ mod tests {
                 assert_eq!(cache.read::<u8>(start + page * PAGE as u64 + 77), Ok(*page as u8));
             }
             assert!(cache.reads() <= most, "{} reads", cache.reads());
-            // A run that goes beyond the memory leaves the page itself.
+            // If a run reaches beyond the memory, the page itself is still read.
             assert_eq!(cache.read::<u8>(start - 1), Err(Unreadable));
         }
     }

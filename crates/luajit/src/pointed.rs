@@ -1,8 +1,8 @@
-//! The quick search for VMs: it looks at what thread stacks and global variables point to, and at where LuaJIT's allocator
-//! places VMs.
+//! The quick search for VMs: it looks at the targets of pointers in thread stacks and global variables, and at the
+//! places where LuaJIT's allocator puts VMs.
 //!
-//! A program keeps its [`lua_State`] in a variable, and C functions that run Lua have it on their stack. So most VMs show
-//! without a look at the whole memory, as [`scan`](super::scan) takes it, which is some 0.2 s for each GiB.
+//! A program keeps its [`lua_State`] in a variable, and C functions that run Lua have it on their stack. So most VMs
+//! are found without reading the whole memory, as [`scan`](super::scan) does, which takes some 0.2 s for each GiB.
 //!
 //! [`lua_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L692-L706
 
@@ -16,22 +16,22 @@ use super::edges;
 use super::object::marked_offset;
 use super::scan::{self, Candidate, scan_bytes};
 
-/// The most of a stack that is looked through, from its bottom, where the functions that began are. The main thread's is
-/// looked through as a whole.
+/// The most bytes of a stack that are searched, from its bottom, where the outermost functions are. The main thread's
+/// stack is searched as a whole.
 const STACK: u64 = 256 << 10;
-/// The most memory that is looked through in all.
+/// The most bytes of memory that are searched in all.
 const LIMIT: u64 = 32 << 20;
-/// The most places that may be threads of Lua and are looked at.
+/// The most pointers whose targets are examined.
 const MAX_POINTERS: usize = 1 << 18;
 /// How many places one system call reads (`IOV_MAX`).
 const AT_ONCE: usize = 1024;
-/// What is read of each: up to `glref` (`lua_State`, `lj_obj.h`).
+/// How many bytes of each target are read: up to `glref` (`lua_State`, `lj_obj.h`).
 const HEAD: usize = 24;
-/// More than the main thread takes, which lies before its `global_State`.
+/// The most bytes of the main thread, which lies right before its `global_State`.
 const THREAD: u64 = 128;
 
-/// The candidates that variables and stacks point to, or to whose coroutines they do, and those that lie where an
-/// allocator of LuaJIT's begins; at most `limit`.
+/// The candidates to which variables and stacks point, directly or through one of their coroutines, and those at places
+/// where LuaJIT's allocator puts VMs; at most `limit`.
 pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, limit: usize) -> Vec<Candidate> {
     let pages = PageMap::open(pid);
     let mut pointers = HashSet::new();
@@ -40,7 +40,7 @@ pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, limit: usize) -
         for run in pages.runs(PageKind::Present, &root) {
             let length = (run.end - run.start).min(left);
             left -= length;
-            // What is not mapped any more points to nothing.
+            // Memory that is no longer mapped has no pointers.
             let Ok(bytes) = memory.read_bytes(run.start, length as usize) else { continue };
             let room = MAX_POINTERS - pointers.len();
             pointers.extend(words(&bytes).filter(|word| may_be_pointer(maps, *word)).take(room));
@@ -61,7 +61,7 @@ pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, limit: usize) -
     found
 }
 
-/// Where pointers are looked for, the most likely memory first: the main thread's stack, variables, and other stacks.
+/// Where to look for pointers, the most likely memory first: the main thread's stack, variables, and other stacks.
 fn roots(maps: &Maps) -> Vec<Range<u64>> {
     let (mut main, mut variables, mut stacks) = (Vec::new(), Vec::new(), Vec::new());
     let mut before: Option<&Mapping> = None;
@@ -71,7 +71,7 @@ fn roots(maps: &Maps) -> Vec<Range<u64>> {
         } else if mapping.path == "[stack]" {
             main.push(mapping.start..mapping.end);
         } else if mapping.is_file() || mapping.path.is_empty() && adjacent.is_some_and(Mapping::is_file) {
-            // `.data`, and `.bss` behind it.
+            // `.data`, and `.bss` after it.
             variables.push(mapping.start..mapping.end);
         } else if adjacent.is_some_and(|guard| !guard.read && !guard.write && !guard.exec) {
             stacks.push(mapping.end.saturating_sub(STACK).max(mapping.start)..mapping.end);
@@ -90,7 +90,7 @@ fn may_be_pointer(maps: &Maps, word: u64) -> bool {
     word.is_multiple_of(8) && word > 0xffff && maps.find(word).is_some_and(scan::may_hold_objects)
 }
 
-/// Where the threads of Lua among what lies at `pointers` have their `global_State`.
+/// The `global_State`s of the Lua threads among the targets of `pointers`.
 fn globals(memory: &ProcessMemory, pointers: &[u64]) -> HashSet<u64> {
     let mut globals = HashSet::new();
     for batch in pointers.chunks(AT_ONCE) {
@@ -100,14 +100,15 @@ fn globals(memory: &ProcessMemory, pointers: &[u64]) -> HashSet<u64> {
             let bytes = memory.read_scattered(&places);
             let heads = bytes.as_chunks::<HEAD>().0;
             globals.extend(heads.iter().flat_map(global_of));
-            // The next one cannot be read.
+            // The target after these cannot be read.
             left = left.get(heads.len() + 1..).unwrap_or_default();
         }
     }
     globals
 }
 
-/// The `global_State`s of a thread that begins so: with references of 64 and of 32 bits, if it may be both.
+/// The `global_State` of a thread that begins with these bytes: once for 64-bit and once for 32-bit references, if both
+/// are possible.
 fn global_of(head: &[u8; HEAD]) -> impl Iterator<Item = u64> {
     let is_thread = |gc64| head[marked_offset(gc64) as usize + 1] == gct::THREAD;
     let wide = is_thread(true).then(|| u64::from_le_bytes(std::array::from_fn(|at| head[16 + at])));

@@ -22,21 +22,21 @@ use super::overlay::plain_at;
 use super::page_cache::PageCache;
 use super::prove::bytecode_set;
 
-/// Which prototype a sample saw: its address, and fields that tell it from another one that took its place.
+/// Identifies the prototype that a sample saw: its address, and fields that differ if another prototype has taken its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PrototypeKey {
     /// Address of the `GCproto`.
     pub address: u64,
-    /// The [identity](lj_trace_common::string::identity) of its chunk's name: another string may take its place.
+    /// The [identity](lj_trace_common::string::identity) of its chunkname, since another string may take that string's place.
     pub chunkname: u64,
-    /// Its first line.
+    /// The line where it is defined.
     pub firstline: u32,
     /// Its number of bytecode instructions.
     pub sizebc: u32,
 }
 
 impl PrototypeKey {
-    /// The prototype that a walk of the stack found behind a Lua function.
+    /// The prototype of the Lua function in a frame.
     pub fn of(record: &FrameRecord) -> Self {
         Self { address: record.code, chunkname: record.chunkname, firstline: record.first_line, sizebc: record.size_bc }
     }
@@ -68,10 +68,10 @@ impl From<ObjectError> for PrototypeError {
 /// Larger prototypes do not exist: bytecode positions are 26 bits wide (`LJ_MAX_BCINS`, `lj_def.h`).
 const MAX_SIZE: u32 = 256 << 20;
 
-/// A chunk's name is cut off after this many bytes: it may be the whole source text.
+/// The most bytes of a chunkname: it may be the whole source text.
 const MAX_CHUNKNAME: usize = 4096;
 
-/// A constant string is cut off after this many bytes.
+/// The most bytes of a constant string.
 const MAX_NAME: usize = 256;
 
 /// `firstline` of library functions that are written in Lua (`lj_lib.c`).
@@ -80,21 +80,21 @@ const BUILTIN_LINE: u32 = u32::MAX;
 /// A Lua function's prototype.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prototype {
-    /// Which one it is.
+    /// Identifies the prototype.
     pub key: PrototypeKey,
-    /// The chunk's name as LuaJIT keeps it: `@file`, `=name`, or the source text itself.
+    /// The chunkname as LuaJIT stores it: `@file`, `=name`, or the source text itself.
     pub chunkname: String,
-    /// Number of lines of its definition.
+    /// Number of lines of the definition.
     pub numline: u32,
     /// Number of parameters.
     pub numparams: u8,
-    /// Number of slots of its frame.
+    /// Number of slots of a frame.
     pub framesize: u8,
     /// `PROTO_*` flags.
     pub flags: u8,
-    /// Its instructions when it was read. The JIT compiler patches some: loops and function headers.
+    /// The instructions when they were read. The JIT compiler patches some of them: loops and function headers.
     pub bytecode: Vec<u32>,
-    /// Names of its upvalues; empty if it is stripped.
+    /// Names of the upvalues; empty if the bytecode is stripped.
     pub upvalues: Vec<String>,
     lineinfo: Vec<u32>,
     varinfo: Vec<u8>,
@@ -106,17 +106,17 @@ impl Prototype {
     /// Reads the prototype that `key` describes.
     ///
     /// # Errors
-    /// [`PrototypeError::Gone`] if it is not the one of `key`, before or after everything was read.
+    /// [`PrototypeError::Gone`] if another prototype was there before or after the read.
     pub fn read<M: ReadMemory>(memory: &M, layout: &VmLayout, key: PrototypeKey) -> Result<Self, PrototypeError> {
         let prototype = Self::read_of(&PageCache::new(memory), layout, key)?;
-        // Had it been collected meanwhile, what was read would be of others. What is cached does not tell.
+        // If it was collected meanwhile, the data belong to something else. Only uncached memory can show that.
         if Self::key_at(memory, layout, key.address)? != key {
             return Err(PrototypeError::Gone);
         }
         Ok(prototype)
     }
 
-    /// Reads it in many pieces, from `memory` that does not change.
+    /// Reads the prototype in many pieces, from a `memory` that does not change.
     pub(super) fn read_of<M: ReadMemory>(
         memory: &M,
         layout: &VmLayout,
@@ -141,7 +141,7 @@ impl Prototype {
         })
     }
 
-    /// Reads the addresses of the prototypes whose functions it makes, and nothing else, from `memory` that does not change.
+    /// Reads only the addresses of its child prototypes, from a `memory` that does not change.
     pub(super) fn read_children<M: ReadMemory>(
         memory: &M,
         layout: &VmLayout,
@@ -159,7 +159,7 @@ impl Prototype {
         Ok(children)
     }
 
-    /// Reads the name of its chunk, as LuaJIT keeps it, and nothing else, from `memory` that does not change.
+    /// Reads only its chunkname, as LuaJIT stores it, from a `memory` that does not change.
     pub(super) fn read_chunkname<M: ReadMemory>(
         memory: &M,
         layout: &VmLayout,
@@ -170,7 +170,7 @@ impl Prototype {
         Ok(read_string(memory, layout, name, MAX_CHUNKNAME)?)
     }
 
-    /// The block of memory of the prototype that `key` describes.
+    /// The memory block of the prototype that `key` describes.
     fn block<M: ReadMemory>(memory: &M, layout: &VmLayout, key: PrototypeKey) -> Result<Vec<u8>, PrototypeError> {
         if Self::key_at(memory, layout, key.address)? != key {
             return Err(PrototypeError::Gone);
@@ -189,7 +189,7 @@ impl Prototype {
     /// Reads the key of the prototype that lies at `address` now.
     ///
     /// # Errors
-    /// [`PrototypeError::Gone`] if there is none.
+    /// [`PrototypeError::Gone`] if no prototype lies there.
     pub fn key_at<M: ReadMemory>(memory: &M, layout: &VmLayout, address: u64) -> Result<PrototypeKey, PrototypeError> {
         let bytes = read_bytes(memory, address, usize::from(layout.sizeof_pt));
         PrototypeBlock { layout, bytes: &bytes.map_err(|_| PrototypeError::Unreadable)?, start: address }.key(memory)
@@ -209,12 +209,12 @@ impl Prototype {
         }
     }
 
-    /// Whether it has no debug information.
+    /// Whether the function has no debug information.
     pub fn is_stripped(&self) -> bool {
         self.lineinfo.is_empty()
     }
 
-    /// Whether it is a library function of LuaJIT that is written in Lua.
+    /// Whether this is one of LuaJIT's library functions that are written in Lua.
     pub fn is_builtin(&self) -> bool {
         self.key.firstline == BUILTIN_LINE
     }
@@ -229,24 +229,24 @@ impl Prototype {
         self.names.get(&index).map(String::as_str)
     }
 
-    /// The address of the prototype with constant index `index`, of which an instruction makes a function.
+    /// The address of the child prototype with constant index `index`, from which an instruction creates a function.
     pub fn child(&self, index: u16) -> Option<u64> {
         self.children.get(&index).copied()
     }
 
-    /// Whether it makes functions.
+    /// Whether it has child prototypes.
     pub fn has_children(&self) -> bool {
         !self.children.is_empty()
     }
 
-    /// The prototypes of the functions that it makes.
+    /// The addresses of its child prototypes.
     pub fn children(&self) -> impl Iterator<Item = u64> {
         self.children.values().copied()
     }
 
-    /// How many bytes of memory it takes, about.
+    /// Approximate memory use in bytes.
     pub fn size(&self) -> usize {
-        /// Entries of the small tables: a key, a string, its heap block, and room that stays free.
+        /// Memory of an entry in the small tables: a key, a string, its heap block, and unused space.
         const ENTRY: usize = 64;
         let texts = self.upvalues.iter().chain(self.names.values());
         size_of::<Self>()
@@ -267,7 +267,7 @@ fn text(bytes: Vec<u8>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The block of memory that a prototype is.
+/// A copy of a prototype's memory block.
 struct PrototypeBlock<'a> {
     layout: &'a VmLayout,
     bytes: &'a [u8],
@@ -288,7 +288,7 @@ impl PrototypeBlock<'_> {
         value.ok_or(PrototypeError::Malformed)
     }
 
-    /// Address of its chunk's name, a `GCstr`.
+    /// Address of its chunkname, a `GCstr`.
     fn chunkname(&self) -> Result<u64, PrototypeError> {
         self.reference(u64::from(self.layout.pt_chunkname))
     }
@@ -312,7 +312,7 @@ impl PrototypeBlock<'_> {
             .collect()
     }
 
-    /// The block from where the pointer at `offset` points to; empty if it is null (stripped).
+    /// The part of the block from the target of the pointer at `offset` on; empty if the pointer is null (stripped).
     fn tail(&self, offset: u16) -> Result<&[u8], PrototypeError> {
         let pointer = self.reference(u64::from(offset))?;
         if pointer == 0 {
@@ -322,7 +322,7 @@ impl PrototypeBlock<'_> {
         start.and_then(|start| self.bytes.get(start..)).ok_or(PrototypeError::Malformed)
     }
 
-    /// Line of each instruction but the first, less the first line (`lj_debug.c`, `lj_debug_line`).
+    /// For each instruction but the first, its line minus the first line (`lj_debug.c`, `lj_debug_line`).
     fn lineinfo(&self, sizebc: u32) -> Result<Vec<u32>, PrototypeError> {
         let lines = self.tail(self.layout.pt_lineinfo)?;
         if lines.is_empty() {
@@ -348,7 +348,7 @@ impl PrototypeBlock<'_> {
         Ok(names.map(|name| text(name.to_vec())).collect())
     }
 
-    /// The prototypes that instructions make functions of, by their index.
+    /// The child prototypes from which instructions create functions, by constant index.
     fn children(&self, bytecode: &[u32]) -> Result<HashMap<u16, u64>, PrototypeError> {
         let set = bytecode_set(self.layout);
         let mut children = HashMap::new();
@@ -368,15 +368,15 @@ impl PrototypeBlock<'_> {
         }
         let constants = self.reference(u64::from(self.layout.pt_k))?.wrapping_sub(self.start);
         let width = if self.layout.is_gc64() { 8 } else { 4 };
-        // They lie below `k`, in reverse order.
+        // Collectable constants lie below `k`, in reverse order.
         self.reference(constants.wrapping_sub(width * (u64::from(index) + 1)))
     }
 
-    /// The string constants that instructions use as names of globals and fields, by their index; in a prototype that makes functions
-    /// all of them.
+    /// The string constants that instructions use as names of globals and fields, by index; in a prototype that creates
+    /// functions, all string constants that are loaded.
     fn names<M: ReadMemory>(&self, memory: &M, bytecode: &[u32]) -> Result<HashMap<u16, String>, PrototypeError> {
         let set = bytecode_set(self.layout);
-        // Constant keys of tables have registers where functions are defined.
+        // If functions are stored under constant keys of tables, the keys are loaded into registers first.
         let is_new = |word: &u32| Instruction(*word).opcode(set).is_some_and(|opcode| opcode.op == Op::FNEW);
         let defines = bytecode.iter().any(is_new);
         let mut names = HashMap::new();
@@ -394,7 +394,7 @@ impl PrototypeBlock<'_> {
             if let std::collections::hash_map::Entry::Vacant(entry) = names.entry(index) {
                 match read_string(memory, self.layout, string, MAX_NAME) {
                     Ok(name) => drop(entry.insert(text(name))),
-                    // Most of these are no keys.
+                    // Most of these strings are no keys.
                     Err(_) if is_text => {}
                     Err(error) => return Err(error.into()),
                 }
@@ -404,18 +404,18 @@ impl PrototypeBlock<'_> {
     }
 }
 
-/// Bytes of memory for prototypes: those of some ten thousand functions. Programs that have more, or that make functions all
-/// the time, have theirs read again.
+/// The most bytes of memory for prototypes: enough for those of some ten thousand functions. If a program has more, or
+/// creates functions all the time, prototypes are read again.
 const MAX_BYTES: usize = 8 << 20;
 
-/// What an entry of their table takes.
+/// Size of a table entry in bytes.
 const ENTRY_SIZE: usize = 2 * size_of::<PrototypeKey>();
 
-/// The prototypes that were read so far: those of one VM, or of several in one process.
+/// The prototypes that were read so far, of one VM or of several in one process.
 #[derive(Debug, Default)]
 pub struct Prototypes {
     known: HashMap<PrototypeKey, Arc<Prototype>>,
-    /// The size of all of them.
+    /// Total size of all prototypes in bytes.
     bytes: usize,
 }
 
@@ -438,7 +438,7 @@ impl Prototypes {
         Ok(prototype)
     }
 
-    /// Keeps a prototype, and forgets all others if they are too large together.
+    /// Keeps a prototype, and forgets all others if they have become too large together.
     fn keep(&mut self, prototype: Arc<Prototype>) {
         let size = ENTRY_SIZE + prototype.size();
         if self.bytes + size > MAX_BYTES {
@@ -448,13 +448,13 @@ impl Prototypes {
         self.known.insert(prototype.key, prototype);
     }
 
-    /// Forgets all of them.
+    /// Forgets all prototypes.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Forgets a prototype that was freed: another one may come to lie at its address, and look the same from
-    /// outside: the next version of the same chunk.
+    /// Forgets a prototype that was freed: another one may be created at its address with an equal key, such as the
+    /// next version of the same chunk.
     pub fn forget(&mut self, key: &PrototypeKey) {
         if let Some(known) = self.known.remove(key) {
             self.bytes -= ENTRY_SIZE + known.size();
@@ -471,7 +471,7 @@ impl Prototypes {
         self.known.len()
     }
 
-    /// Whether none was asked for yet.
+    /// Whether no prototype is known.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
@@ -481,7 +481,7 @@ impl Prototypes {
 pub(crate) mod tests {
     use super::*;
 
-    /// A prototype made by hand, for tests of what is read out of it.
+    /// A hand-made prototype, for tests of the data in it.
     pub fn prototype(bytecode: Vec<u32>, varinfo: &[u8], upvalues: &[&str], names: &[(u16, &str)]) -> Prototype {
         let key = PrototypeKey { address: 0x1000, chunkname: 0x2000, firstline: 10, sizebc: bytecode.len() as u32 };
         Prototype {

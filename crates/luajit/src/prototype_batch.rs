@@ -8,11 +8,11 @@ use lj_trace_common::memory::ReadMemory;
 use super::page_cache::PageCache;
 use super::prototype::{Prototype, PrototypeError, PrototypeKey};
 
-/// So many are read before it is looked whether all of them are still there.
+/// How many prototypes are read before a check that all of them still exist.
 const TOGETHER: usize = 256;
 
-/// Shows the prototypes at `addresses` to `visit`, until that breaks off. Those that are not there, or are collected
-/// meanwhile, are left out. It takes the least in the order of their addresses.
+/// Passes the prototypes at `addresses` to `visit`, until `visit` breaks off. It leaves out prototypes that do not
+/// exist, or are collected meanwhile. It is fastest if the addresses are sorted.
 pub fn read_prototypes<M: ReadMemory>(
     memory: &M,
     layout: &VmLayout,
@@ -23,7 +23,7 @@ pub fn read_prototypes<M: ReadMemory>(
     read_together(memory, layout, addresses, read, |_, prototype| visit(prototype));
 }
 
-/// The same, but only their keys and the names of their chunks, which is much less work.
+/// Like [`read_prototypes`], but reads only the keys and the chunknames, which is much less work.
 pub fn read_prototype_names<M: ReadMemory>(
     memory: &M,
     layout: &VmLayout,
@@ -34,7 +34,7 @@ pub fn read_prototype_names<M: ReadMemory>(
     read_together(memory, layout, addresses, read, visit);
 }
 
-/// Reads something of many prototypes.
+/// Reads a part of many prototypes.
 fn read_together<M: ReadMemory, T>(
     memory: &M,
     layout: &VmLayout,
@@ -55,7 +55,7 @@ fn read_together<M: ReadMemory, T>(
         if !any {
             return;
         }
-        // Had one been collected meanwhile, what was read would be of others.
+        // If a prototype was collected meanwhile, the data belong to something else.
         let pages = PageCache::reading_ahead(memory);
         for (key, value) in read.drain(..) {
             if Prototype::key_at(&pages, layout, key.address) == Ok(key) && visit(key, value).is_break() {

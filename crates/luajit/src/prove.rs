@@ -1,7 +1,7 @@
 //! The proof that a layout fits a VM: invariants of `global_State` that hold at any moment of its life.
 //!
-//! A layout is only believed if every invariant holds. The target runs while it is read: what has moved meanwhile is no
-//! evidence against a layout ([`Evidence`]).
+//! A layout is trusted only if every invariant holds. The target runs while it is read: memory that has changed
+//! meanwhile is no evidence against a layout ([`Evidence`]).
 //!
 //! LuaJIT's sources: [`GCSpause`], [`DISPMODE_*`], [`MMDEF`], [`lj_dispatch_init`], [`LJ_TRACE_*`],
 //! [`lj_trace_alloc`], [`lj_mcode_free`].
@@ -27,37 +27,37 @@ use super::overlay::Overlay;
 use super::scan::Candidate;
 use super::value::{self, Value};
 
-/// What an invariant says: whether it holds, or that what it speaks of cannot be read.
+/// The result of an invariant: whether it holds, or that its memory cannot be read.
 type Verdict = Result<bool, Unreadable>;
 
-/// What holds in every VM, if it is looked at through the right layout.
+/// A condition that holds in every VM, if the VM is read with the right layout.
 struct Invariant<M> {
     name: &'static str,
-    /// Whether it speaks of what no VM ever changes.
+    /// Whether it is about memory that no VM ever changes.
     fixed: bool,
     holds: fn(&Facts<'_, M>) -> Verdict,
 }
 
-/// An invariant of what a VM changes while it runs.
+/// An invariant about memory that a VM changes while it runs.
 const fn moving<M>(name: &'static str, holds: fn(&Facts<'_, M>) -> Verdict) -> Invariant<M> {
     Invariant { name, fixed: false, holds }
 }
 
-/// An invariant of what a VM never changes.
+/// An invariant about memory that a VM never changes.
 const fn fixed<M>(name: &'static str, holds: fn(&Facts<'_, M>) -> Verdict) -> Invariant<M> {
     Invariant { name, fixed: true, holds }
 }
 
-/// One candidate VM, looked at through one layout.
+/// One candidate VM, read with one layout.
 struct Facts<'a, M> {
     memory: &'a Overlay<'a, M>,
     maps: &'a Maps,
     layout: &'a VmLayout,
     thread: u64,
     global: u64,
-    /// Whether something was said to be where nothing was mapped a moment ago.
+    /// Whether an address was outside of all mappings, which were read a moment ago and may be outdated.
     reads_elsewhere: Cell<bool>,
-    /// Whether there was nothing that an invariant could be violated by.
+    /// Whether the VM had nothing that could violate the invariant.
     vacuous: Cell<bool>,
 }
 
@@ -71,10 +71,10 @@ pub struct Failures(u64);
 impl Failures {
     /// None failed.
     pub const NONE: Self = Self(0);
-    /// All failed: where to start from, since only what fails every time has failed.
+    /// All failed: the starting point, since an invariant counts as failed only if it failed every time.
     pub const ALL: Self = Self((1 << Facts::<lj_trace_process::ProcessMemory>::INVARIANTS.len()) - 1);
 
-    /// The number of the invariant that there is a Lua stack.
+    /// The number of the invariant that the main thread has a Lua stack.
     const STACK: usize = 0;
 
     /// The invariants in the set, with their numbers.
@@ -82,7 +82,7 @@ impl Failures {
         Facts::<M>::INVARIANTS.into_iter().enumerate().filter(move |(index, _)| self.0 >> index & 1 != 0)
     }
 
-    /// What failed both times.
+    /// The invariants that failed both times.
     pub fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
@@ -92,58 +92,57 @@ impl Failures {
         self.0.count_ones()
     }
 
-    /// What failed, in words.
+    /// The names of the failed invariants.
     pub fn names(self) -> Vec<&'static str> {
         self.invariants::<lj_trace_process::ProcessMemory>().map(|(_, invariant)| invariant.name).collect()
     }
 }
 
-/// What looks at a running VM tell of one layout.
+/// What looks at a running VM have shown about one layout.
 ///
-/// An invariant that held once is proven: what it speaks of was seen where the layout says that it is; but if there was
-/// nothing to be seen, it may yet be violated. One that
-/// failed speaks against the layout only if nothing of what it was concluded from has moved meanwhile, and if it fails
-/// again and again: some states last for a moment in which nothing moves.
+/// An invariant that held once is proven: its fields were seen where the layout has them. But if the VM had nothing that could
+/// violate the invariant, it may still be violated later. A failure speaks against the layout only if none of the memory that
+/// was read for it has changed meanwhile, and if it repeats: some states last for a moment in which nothing changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Evidence {
-    /// What has not held yet.
+    /// Invariants that have not held yet.
     unproven: Failures,
-    /// How often the first of these has failed since it is the first.
+    /// How often the first of these has failed since all before it have held.
     failed: u32,
-    /// How often it has while memory held still.
+    /// How often it has failed while memory held still.
     failed_still: u32,
-    /// What held since there was nothing that could violate it.
+    /// Invariants that held only because nothing could violate them.
     vacuous: Failures,
-    /// How often these have failed since, while memory held still.
+    /// How often the vacuous ones have failed since, while memory held still.
     contradicted: u32,
 }
 
 impl Evidence {
-    /// None yet.
+    /// The evidence before the first look.
     pub const NONE: Self =
         Self { unproven: Failures::ALL, failed: 0, failed_still: 0, vacuous: Failures::NONE, contradicted: 0 };
 
-    /// So often that is no chance.
+    /// This many contradictions are no coincidence.
     const CONTRADICTED: u32 = 2;
 
-    /// How much a failure of what no VM changes weighs against one of what moves.
+    /// The weight of a failure of a fixed invariant, compared with one of a moving invariant.
     const FIXED: u32 = 16;
 
-    /// Looks once more: tries what has not held yet, as far as the first that does not hold now either. `look` is one
-    /// that all layouts have in common.
+    /// Looks once more: tries the invariants that have not held yet, up to the first that still fails. All layouts can
+    /// share `look`.
     pub fn look<M: ReadMemory>(&mut self, look: &Look<'_, M>, layout: &VmLayout) {
-        // Nearly all layouts fail here, and more than a copy is hardly needed.
+        // Nearly all layouts fail here, where little more than the copy is needed.
         if !self.look_at(look, layout, |index, fixed| fixed || index == Failures::STACK) {
             return;
         }
-        // A copy of its own: the longer ago it was made, the less it says about the memory around.
+        // A copy of its own: the older a copy is, the less it fits the memory around it.
         if self.unproven != Failures::NONE || self.is_vacuous() {
             self.look_at(&look.again(), layout, |_, _| true);
         }
     }
 
-    /// Tries some of what has not held yet, by the numbers of the invariants and whether they are fixed; whether all of
-    /// it holds.
+    /// Tries the open invariants that `tries` selects by number and by whether they are fixed. Returns whether all of
+    /// these hold.
     fn look_at<M: ReadMemory>(
         &mut self,
         look: &Look<'_, M>,
@@ -186,27 +185,27 @@ impl Evidence {
         self.unproven == Failures::NONE
     }
 
-    /// Whether there was nothing to be seen of something.
+    /// Whether some invariant held only because nothing could violate it.
     pub fn is_vacuous(&self) -> bool {
         self.vacuous != Failures::NONE
     }
 
-    /// What is not proven.
+    /// The invariants that are not proven.
     pub fn unproven(&self) -> Failures {
         self.unproven
     }
 
-    /// Whether the candidate has a Lua stack, which no layout disagrees about.
+    /// Whether the candidate has a Lua stack; all layouts agree about that.
     pub fn has_stack(&self) -> bool {
         self.unproven.0 >> Failures::STACK & 1 == 0
     }
 
-    /// Whether an invariant has failed so often while memory held still.
+    /// Whether an invariant has failed this often while memory held still.
     pub fn is_refuted(&self, times: u32) -> bool {
         self.failed_still >= times
     }
 
-    /// How often in a row no more could be proven.
+    /// How many looks in a row have proven no further invariant.
     pub fn failed(&self) -> u32 {
         self.failed
     }
@@ -225,17 +224,17 @@ impl<'a, M: ReadMemory> Look<'a, M> {
         Self { overlay: Overlay::noting(memory, candidate.thread, GG_STATE), maps, candidate }
     }
 
-    /// The same, for who does not ask whether anything has moved since.
+    /// Like [`Self::new`], for callers that do not ask whether memory has changed since.
     pub fn once(memory: &'a M, maps: &'a Maps, candidate: Candidate) -> Self {
         Self { overlay: Overlay::new(memory, candidate.thread, GG_STATE), maps, candidate }
     }
 
-    /// The same once more, as it is now.
+    /// A new look at the same candidate.
     fn again(&self) -> Self {
         Self::new(self.overlay.memory(), self.maps, self.candidate)
     }
 
-    /// Which invariants `layout` violates.
+    /// The invariants that `layout` violates.
     pub fn failures(&self, layout: &VmLayout) -> Failures {
         let facts = self.facts(layout);
         let violated = Failures::ALL.invariants::<M>().filter(|(_, invariant)| (invariant.holds)(&facts) != Ok(true));
@@ -255,7 +254,7 @@ impl<'a, M: ReadMemory> Look<'a, M> {
         }
     }
 
-    /// The machine code that the dispatch table of `layout` points to.
+    /// The addresses of machine code in the dispatch table of `layout`.
     pub fn dispatch_targets(&self, layout: &VmLayout) -> Vec<u64> {
         let table = field(self.candidate.global, layout.g_to_dispatch);
         let entries = (0..u64::from(layout.dispatch_len)).map(|index| self.overlay.read(table.wrapping_add(8 * index)));
@@ -264,8 +263,8 @@ impl<'a, M: ReadMemory> Look<'a, M> {
 }
 
 impl<M: ReadMemory> Facts<'_, M> {
-    /// Each invariant with its name. They are tried in this order, so those come first that most layouts fail and
-    /// that need nothing but the copy of `GG_State`.
+    /// The invariants with their names. They are tried in this order: first those that most layouts fail and that need
+    /// nothing but the copy of `GG_State`.
     const INVARIANTS: [Invariant<M>; 25] = [
         moving("the main thread has a Lua stack", |f| f.main_thread_has_a_stack()),
         fixed("mainthref is the main thread", |f| Ok(f.g_ref(f.layout.g_mainthref)? == f.thread)),
@@ -275,7 +274,7 @@ impl<M: ReadMemory> Facts<'_, M> {
         moving("gc.currentwhite is a white", |f| Ok(matches!(f.g_byte(f.layout.g_gc_currentwhite)?, 0x21 | 0x22))),
         // GCSpause to GCSfinalize (`lj_gc.h`).
         moving("gc.state is a state", |f| Ok(f.g_byte(f.layout.g_gc_state)? <= 5)),
-        // A closed state has nothing left but itself.
+        // A closed VM has nothing left but its own state.
         moving("gc.total covers more than the state itself", |f| {
             let total = f.g_ref(f.layout.g_gc_total)?;
             Ok(total > u64::from(f.layout.g_to_bcff) && total < 1 << 46)
@@ -332,7 +331,7 @@ impl<M: ReadMemory> Facts<'_, M> {
         self.memory.read_ref(self.layout.is_gc64(), field(object, offset))
     }
 
-    /// What is mapped at an address.
+    /// The mapping at an address.
     fn mapping(&self, address: u64) -> Option<&Mapping> {
         let mapping = self.maps.find(address);
         self.reads_elsewhere.set(self.reads_elsewhere.get() || mapping.is_none());
@@ -465,7 +464,7 @@ impl<M: ReadMemory> Facts<'_, M> {
                 return Ok(false);
             }
         }
-        // The hot counters lie before it.
+        // The hot counters lie right before the table.
         Ok(!self.is_code(self.memory.read(table.wrapping_sub(8))?))
     }
 
@@ -499,7 +498,7 @@ impl<M: ReadMemory> Facts<'_, M> {
         Ok(true)
     }
 
-    /// What holds in a build without the JIT compiler, and otherwise if `holds`.
+    /// True in a build without the JIT compiler; else the result of `holds`.
     fn or_without_jit(&self, holds: impl Fn(&Self) -> Verdict) -> Verdict {
         if self.layout.g_to_j == ABSENT { Ok(true) } else { holds(self) }
     }
@@ -521,7 +520,7 @@ impl<M: ReadMemory> Facts<'_, M> {
         let size: u64 = self.memory.read(self.j(self.layout.j_szmcarea))?;
         let is_size = size.is_multiple_of(4096) && size <= 1 << 30;
         if area == 0 {
-            // After a flush the size is still that of the areas that are gone:
+            // After a flush, the size is still that of the freed areas:
             // https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_mcode.c#L374-L378
             self.vacuous.set(true);
             return Ok(is_size);
@@ -532,7 +531,7 @@ impl<M: ReadMemory> Facts<'_, M> {
     }
 
     fn traces(&self) -> Verdict {
-        /// So many are looked at: more of them prove nothing more.
+        /// How many trace numbers are checked: more of them prove nothing more.
         const ENOUGH: u64 = 32;
         let size: u32 = self.memory.read(self.j(self.layout.j_sizetrace))?;
         let array: u64 = self.memory.read(self.j(self.layout.j_trace))?;
@@ -579,7 +578,7 @@ impl<M: ReadMemory> Facts<'_, M> {
     }
 }
 
-/// Sanity of the enum values in a layout, which come from a table.
+/// The numbering of bytecodes in a layout. The value comes from a table; an unknown one counts as that of 2.1.
 pub fn bytecode_set(layout: &VmLayout) -> BytecodeSet {
     match layout.bytecode_set {
         0 => BytecodeSet::V20,
@@ -596,7 +595,7 @@ mod tests {
     use crate::layouts;
     use crate::overlay::plain_at;
 
-    /// Memory full of the same byte, which may be another one each time.
+    /// Memory full of the same byte, which may change with each read.
     struct Noise {
         byte: Cell<u8>,
         moves: bool,

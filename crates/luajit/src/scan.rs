@@ -1,8 +1,8 @@
 //! Scans the target's memory for the main threads of LuaJIT VMs.
 //!
-//! LuaJIT allocates the main thread and its `global_State` as one block, `GG_State`: so the main thread's
-//! `glref` points right behind itself. Together with the object's type and its fixed mark, one pass over
-//! memory finds nearly nothing else.
+//! LuaJIT allocates the main thread and its `global_State` as one block, `GG_State`: so the main thread's `glref`
+//! points right behind the thread itself. Together with the object's type and its fixed mark, one pass over memory
+//! finds hardly any false candidates.
 //!
 //! LuaJIT's sources: [`stack_init`], [`lua_State.stack`], [`LJ_GC_FIXED`].
 //!
@@ -20,7 +20,7 @@ use lj_trace_process::{Mapping, Maps, PageKind, PageMap, ProcessMemory, pieces};
 use super::code_pointers::dispatch_table;
 use super::object::marked_offset;
 
-/// What looks like the main thread of a VM.
+/// An object that looks like the main thread of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// Address of its `lua_State`.
@@ -34,25 +34,25 @@ pub struct Candidate {
 /// `sizeof(lua_State)` over all builds: upstream, and OpenResty with one or two more words.
 const THREAD_SIZES: [RangeInclusive<u64>; 2] = [64..=80, 96..=112];
 
-/// How far ahead of itself a word points that may be a `glref`, over both widths of references: it is the third word of
-/// a thread, or the second.
+/// The distance from a word that may be a `glref` to its target, over both widths of references: `glref` is the third
+/// word of a thread, or the second.
 const NEAR: RangeInclusive<u32> = 64 - 8..=112 - 16;
 
-/// Words that are looked at together.
+/// Words that are checked together.
 const BLOCK: usize = 64;
 
-/// What a search has found.
+/// The result of a search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScanResult {
     /// The candidates, in the order of their addresses.
     pub candidates: Vec<Candidate>,
-    /// Whether there were more, be it that there were too many of them, or that they have no stack of their own
+    /// Whether some candidates were left out, because there were too many, or because they have no stack of their own
     /// or no dispatch table.
     pub missed: bool,
 }
 
-/// The candidates in the pages of one kind in the target's private writable memory, its heap, `.bss` and anonymous memory;
-/// at most `limit`.
+/// The candidates in the target's pages of this kind, in private writable memory: its heap, `.bss` and anonymous
+/// memory; at most `limit`.
 pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, kind: PageKind, limit: usize) -> ScanResult {
     let pages = PageMap::open(pid);
     let ranges: Vec<_> = object_mappings(maps).collect();
@@ -82,7 +82,7 @@ pub fn is_plausible(memory: &ProcessMemory, maps: &Maps, candidate: Candidate) -
     owns_its_stack(memory, candidate) && dispatch_table(memory, candidate, is_code).is_some()
 }
 
-/// Where objects may be: all private writable memory that exists.
+/// The memory that may hold objects: all private writable memory that exists.
 pub fn object_memory(pid: u32, maps: &Maps) -> Vec<Range<u64>> {
     let pages = PageMap::open(pid);
     pages.runs_in(PageKind::Any, &object_mappings(maps).collect::<Vec<_>>())
@@ -92,8 +92,8 @@ fn object_mappings(maps: &Maps) -> impl Iterator<Item = Range<u64>> {
     maps.iter().filter(|mapping| may_hold_objects(mapping)).map(|mapping| mapping.start..mapping.end)
 }
 
-/// Whether a candidate's stack begins with the candidate itself, as `stack_init` (`lj_state.c`) writes it and nothing
-/// ever changes it. That is not so in the remains of closed VMs, nor in copies of a VM's memory.
+/// Whether a candidate's stack begins with the candidate itself: `stack_init` (`lj_state.c`) writes that, and nothing
+/// ever changes it. In the remains of closed VMs and in copies of a VM's memory it is different.
 pub fn owns_its_stack(memory: &impl ReadMemory, candidate: Candidate) -> bool {
     // `lua_State.stack` (`lj_obj.h`), the same in every build.
     let stack = candidate.thread + if candidate.gc64 { 56 } else { 36 };
@@ -108,7 +108,7 @@ pub fn may_hold_objects(mapping: &Mapping) -> bool {
     mapping.read && mapping.write && !mapping.shared && !mapping.path.starts_with("/dev/")
 }
 
-/// Looks for candidates in `bytes`, which begin at the 8-aligned `start`.
+/// Searches for candidates in `bytes`, which begin at the 8-aligned `start`.
 pub fn scan_bytes(start: u64, bytes: &[u8], found: &mut Vec<Candidate>) {
     /// `LJ_GC_FIXED | LJ_GC_SFIXED`: among threads, only the main thread is marked so (`lj_state.c`).
     const MARKS: u64 = 0x60;
@@ -142,8 +142,8 @@ pub fn scan_bytes(start: u64, bytes: &[u8], found: &mut Vec<Candidate>) {
     }
 }
 
-/// Whether any word of a block at `address` may point to just behind itself, by its lower half. Nearly none does. This is
-/// asked of all memory that a process has, so there is no branch for each word.
+/// Whether any word of a block at `address` may point to just behind itself, judged by its lower half. Nearly none
+/// does. This runs over all memory of a process, so it does not branch for each word.
 fn points_ahead(address: u64, block: &[[u8; 8]]) -> bool {
     let low = address as u32;
     let is_near = |index: usize, word: &[u8; 8]| {
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn passes_over_coroutines_and_other_memory() {
         let mut found = Vec::new();
-        // A coroutine is not fixed; a pointer to just behind itself is not yet a thread.
+        // A coroutine is not fixed; a pointer to just behind itself is not enough for a thread.
         scan_bytes(0x7f00_0000_0378, &words(&[0, 0x1_0601, 0x7f00_0000_0378 + 96, 0]), &mut found);
         scan_bytes(0x7f00_0000_0378, &words(&[0, 0x0000, 0x7f00_0000_0378 + 96, 0]), &mut found);
         scan_bytes(0x7f00_0000_0378, &words(&[0, 0x1_0663, 0x7f00_0000_0378 + 200, 0]), &mut found);
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn finds_them_wherever_they_lie() {
-        // Over the ends of blocks, and where the lower half of the address runs over.
+        // Across the ends of blocks, and where the lower half of the address overflows.
         for start in [0x7f00_0000_0000, 0x7f00_ffff_ff00] {
             for index in 2..3 * BLOCK as u64 {
                 let thread = start + 8 * (index - 2);
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn only_a_main_thread_has_itself_at_the_bottom_of_its_stack() {
         const AT: u64 = 0x7f00_0000_0000;
-        // GC64: the stack is the eighth word, and here it begins right behind; the slot has the tag of a thread.
+        // GC64: the stack pointer is the eighth word, and here the stack begins right behind; the slot has the tag of a thread.
         let memory = |stack, slot| Words(AT, vec![0, 0, 0, 0, 0, 0, 0, stack, slot]);
         let candidate = Candidate { thread: AT, global: AT + 96, gc64: true };
         assert!(owns_its_stack(&memory(AT + 64, !6 << 47 | AT), candidate));

@@ -1,7 +1,7 @@
 //! Object sizes, and the offsets of fields that only heap snapshots need.
 //!
-//! A [`VmLayout`] has what differs between builds. The rest follows from it: these structs (`lj_obj.h`) are the same
-//! in every build since 2.0, but for the width of references, or their fields lie beside ones that the layout has.
+//! A [`VmLayout`] has the offsets that differ between builds. The other offsets follow from it: the structs here (`lj_obj.h`)
+//! are the same in every build since 2.0 except for the width of references, or their fields lie next to fields in the layout.
 //!
 //! LuaJIT's sources: [`GCtab`], [`lj_str_size`], [`ctype_state`], [`KGC`].
 //!
@@ -12,10 +12,10 @@
 
 use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout};
 
-/// What the layout says of the sizes of objects. All in bytes.
+/// The sizes of objects in a layout, all in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Where the VM's fields lie.
+    /// Offsets of the VM's fields.
     pub layout: VmLayout,
     /// Size of a reference.
     pub reference: u64,
@@ -43,7 +43,7 @@ pub const NODE: u64 = 24;
 pub const VALUE: u64 = 8;
 
 impl Shape {
-    /// What follows from a layout.
+    /// The shape that follows from a layout.
     pub fn new(layout: VmLayout) -> Self {
         let wide = layout.is_gc64();
         let pick = |gc64: u64, other: u64| if wide { gc64 } else { other };
@@ -75,7 +75,7 @@ impl Shape {
         self.reference + 1
     }
 
-    /// The byte behind the header: `GCudata.udtype`, `GCupval.closed`, `GCtab.nomm`; `GCcdata.ctypeid` begins there.
+    /// The byte after the header: `GCudata.udtype`, `GCupval.closed`, `GCtab.nomm`; `GCcdata.ctypeid` begins there.
     pub const fn first(&self) -> u64 {
         self.reference + 2
     }
@@ -125,7 +125,7 @@ impl Shape {
         self.open_upvalues() + self.reference
     }
 
-    /// `GCState.mmudata`, behind `root`, `sweep`, `gray`, `grayagain` and `weak`.
+    /// `GCState.mmudata`, after `root`, `sweep`, `gray`, `grayagain` and `weak`.
     pub fn mmudata(&self) -> u64 {
         u64::from(self.layout.g_gc_root) + 5 * self.reference
     }
@@ -135,7 +135,7 @@ impl Shape {
         u64::from(self.layout.g_jit_base) + self.reference
     }
 
-    /// Number of strings in the string table, which follows its mask.
+    /// Offset of the number of strings in the string table; it follows the table's mask.
     pub fn string_count(&self) -> u64 {
         u64::from(self.layout.g_str_mask) + 4
     }
@@ -147,19 +147,19 @@ impl Shape {
         (is_new && u64::from(self.layout.g_uvhead) == behind + 8).then_some(behind)
     }
 
-    /// `global_State.tmpbuf`, and the place of its size or its ends.
+    /// `global_State.tmpbuf`, as the place of its size or of its ends.
     pub fn temporary_buffer(&self) -> Buffer {
         let l = &self.layout;
         if l.bytecode_set == BytecodeSet::V20 as u16 {
-            // 2.0: buf, n, sz; in front of `nilnode`.
+            // 2.0: buf, n, sz; right before `nilnode`.
             return Buffer::Sized { size: u64::from(l.g_nilnode) - 4 };
         }
         if l.g_nilnode < l.g_strempty || l.g_strempty > l.g_mainthref || l.g_nilnode > l.g_registrytv {
-            // Between `vmstate` or the collector's state and `strempty`, which no padding separates: w (p), e, b, L.
+            // Between `vmstate` or the collector's state and `strempty`, without padding: w (p), e, b, L.
             let start = u64::from(l.g_strempty) - 4 * self.reference;
             return Buffer::Ends { start, pointer: self.reference };
         }
-        // Between `mainthref` and `tmptv, tmptv2, nilnode`; with pointers of 8 bytes since `w` has its name (2021).
+        // Between `mainthref` and `tmptv, tmptv2, nilnode`; with 8-byte pointers since the field is named `w` (2021).
         let start = (u64::from(l.g_mainthref) + self.reference).next_multiple_of(8);
         let length = u64::from(l.g_nilnode) - 2 * VALUE - start;
         Buffer::Ends { start, pointer: if length >= 32 { 8 } else { 4 } }
@@ -174,7 +174,7 @@ impl Shape {
             return None;
         }
         if l.g_mem_l != ABSENT || self.has_counters() {
-            // Tarantool counts in 11 words behind it, which `tmpbuf` and `strempty` follow.
+            // After it, Tarantool has 11 words of counters; `tmpbuf` and `strempty` follow.
             let end = (place + self.reference).next_multiple_of(8) + 11 * 8 + 4 * self.reference;
             return (u64::from(l.g_strempty) == end).then_some(place);
         }
@@ -194,15 +194,15 @@ impl Shape {
     }
 }
 
-/// Where a string buffer (`SBuf`) has its size.
+/// How a string buffer (`SBuf`) stores its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffer {
-    /// As a number of 32 bits.
+    /// As a 32-bit number.
     Sized {
         /// Its offset in `global_State`.
         size: u64,
     },
-    /// As the distance of its end from its beginning: `w` (`p`), `e`, `b`, `L`.
+    /// As the distance from its beginning to its end: `w` (`p`), `e`, `b`, `L`.
     Ends {
         /// The buffer's offset in `global_State`.
         start: u64,
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_the_headers() {
-        // As DWARF tells them of Debian's build and of Tarantool's.
+        // The values in the DWARF of Debian's build and of Tarantool's.
         let wide = shape("2022-03(Debian)", "x64gc64");
         assert_eq!((wide.upvalue_value(), wide.upvalue_pointer(), wide.upvalue_references()), (16, 32, 40));
         assert_eq!((wide.udata_len(), wide.env(), wide.colo(), wide.c_upvalues()), (24, 16, 11, 48));

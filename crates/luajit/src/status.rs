@@ -1,4 +1,4 @@
-//! What a VM is doing, from numbers in its `global_State`.
+//! The activity of a VM, from numbers in its `global_State`.
 //!
 //! LuaJIT's sources: [`DISPMODE_JIT`], [`DISPMODE_JIT` of 2.0].
 //!
@@ -25,12 +25,12 @@ pub enum Jit {
     On,
     /// It was turned off: `jit.off()`, or `-joff`.
     Off,
-    /// The build has none (`LUAJIT_DISABLE_JIT`).
+    /// The build has no JIT compiler (`LUAJIT_DISABLE_JIT`).
     Absent,
 }
 
 impl Jit {
-    /// In a word.
+    /// The state as one word.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::On => "on",
@@ -43,15 +43,15 @@ impl Jit {
 /// A VM's state at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VmStatus {
-    /// What it is doing. If no coroutine is running, what it did last.
+    /// The activity. If no coroutine is running, it is the last activity.
     pub state: VmState,
-    /// The number of the trace that it runs.
+    /// The number of the trace that the VM runs.
     pub trace: Option<u16>,
-    /// Where the Lua frame of the running trace begins; 0 off trace.
+    /// BASE of the running trace's Lua frame; 0 off trace.
     pub jit_base: u64,
     /// Size of all its objects, in bytes (`gc.total`, what `collectgarbage("count")` shows in KB).
     pub heap: u64,
-    /// The coroutine that ran last (`cur_L`), if it is there; LuaJIT 2.0 does not say.
+    /// The coroutine that ran last (`cur_L`), if it still exists; [`None`] for LuaJIT 2.0, which does not say.
     pub current: Option<u64>,
     /// Whether its JIT compiler is on.
     pub jit: Jit,
@@ -61,7 +61,7 @@ impl VmStatus {
     /// Reads the state of `vm`.
     ///
     /// # Errors
-    /// [`Unreadable`] if the VM is not there any more.
+    /// [`Unreadable`] if the VM does not exist any more.
     pub fn read<M: ReadMemory>(memory: &M, vm: &Vm) -> Result<Self, Unreadable> {
         let layout = &vm.layout;
         let at = |offset| field(vm.global, offset);
@@ -84,7 +84,7 @@ impl VmStatus {
 }
 
 impl Vm {
-    /// Whether no coroutine of the VM is running: its host does not call it at the moment.
+    /// Whether no coroutine of the VM is running: its host is not calling it at the moment.
     pub fn is_idle<M: ReadMemory>(&self, memory: &M) -> bool {
         let layout = &self.layout;
         let current = VmStatus::read(memory, self).ok().and_then(|status| status.current);
@@ -97,7 +97,7 @@ impl Vm {
     }
 }
 
-/// What a VM is and has, as `list` and `dump` show it.
+/// Properties of a VM, as `list` and `dump` show them.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct VmSummary {
     /// Address of its `global_State`.
@@ -105,22 +105,22 @@ pub struct VmSummary {
     pub address: u64,
     /// `LuaJIT`, `OpenResty's LuaJIT`, `Tarantool's LuaJIT`.
     pub fork: String,
-    /// What it calls itself (`jit.version`).
+    /// Its own version text (`jit.version`).
     pub version: Option<String>,
-    /// The builds that its layout was proven to be that of.
+    /// The builds for whose layout it was proven.
     pub builds: Vec<String>,
-    /// Whether its references have 64 bits.
+    /// Whether its GC references have 64 bits.
     pub gc64: bool,
-    /// Its JIT compiler.
+    /// The state of its JIT compiler.
     pub jit: Jit,
-    /// How many traces it has.
+    /// Number of traces.
     pub traces: usize,
     /// Size of its heap in bytes, what `collectgarbage("count")` shows in KB.
     pub heap: u64,
 }
 
 impl VmSummary {
-    /// Reads what there is of `vm`, whose `status` was just read; [`None`] if it could not be. `maps` must be recent.
+    /// Reads the summary of `vm`. `status` was just read; [`None`] if that failed. `maps` must be recent.
     pub fn read<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, status: Option<&VmStatus>) -> Self {
         Self {
             address: vm.global,
@@ -138,13 +138,13 @@ impl VmSummary {
 /// Serializes an address as `"0x7f30c8a193f0"`.
 ///
 /// # Errors
-/// Those of the serializer.
+/// The errors of the serializer.
 pub fn hexadecimal<S: serde::Serializer>(address: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("{address:#x}"))
 }
 
 fn jit(vm: &Vm, dispatchmode: u8) -> Jit {
-    // `DISPMODE_JIT` (`lj_dispatch.c`): set from `JIT_F_ON` in every build, and another bit in 2.0.
+    // `DISPMODE_JIT` (`lj_dispatch.c`): every build sets it from `JIT_F_ON`, but 2.0 has another bit for it.
     let on = if vm.bytecode_set() == BytecodeSet::V20 { 0x01 } else { 0x10 };
     if dispatchmode & on != 0 {
         Jit::On
@@ -155,14 +155,14 @@ fn jit(vm: &Vm, dispatchmode: u8) -> Jit {
     }
 }
 
-/// How many traces `vm` has. `maps` must be recent.
+/// The number of traces of `vm`. `maps` must be recent.
 pub fn trace_count<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm) -> usize {
-    // A VM that has compiled nothing yet may not show where it would keep its traces.
+    // A VM that has compiled nothing yet may not show where it keeps its traces.
     if vm.layout.j_trace == ABSENT { 0 } else { read_traces(memory, maps, vm).len() }
 }
 
-/// What `vm` calls itself, `jit.version`: `LuaJIT 2.1.0-beta3`, `LuaJIT 2.1.1700008891`. [`None`] if the host has not
-/// opened the library `jit`, or a program has put something else in its place.
+/// The version text of `vm` in `jit.version`: `LuaJIT 2.1.0-beta3`, `LuaJIT 2.1.1700008891`. [`None`] if the host has
+/// not opened the library `jit`, or a program has replaced the value.
 pub fn version<M: ReadMemory>(memory: &M, vm: &Vm) -> Option<String> {
     let registry = value::read(memory, &vm.layout, field(vm.global, vm.layout.g_registrytv)).ok()?;
     let loaded = entry(memory, vm, registry, "_LOADED")?;
@@ -176,7 +176,7 @@ pub fn version<M: ReadMemory>(memory: &M, vm: &Vm) -> Option<String> {
     }
 }
 
-/// The value under the name `key` in a table.
+/// The value with the string key `key` in a table.
 fn entry<M: ReadMemory>(memory: &M, vm: &Vm, table: Value, key: &str) -> Option<Value> {
     let Value::Object { gct: gct::TAB, address } = table else { return None };
     let entries = hash_entries(memory, &vm.layout, address).ok()?;

@@ -15,10 +15,10 @@ use super::value::{self, Value};
 /// Size of a hash `Node`: value, key and link (`lj_obj.h`), the same in both widths of references.
 const NODE_SIZE: u64 = 24;
 
-/// Larger parts of a table are cut off: no table of functions is as large.
+/// The most slots that are read of each part of a table: no table of functions is larger.
 const MAX_SLOTS: u64 = 1 << 16;
 
-/// The entries of the table at `address` whose key is an object, as `(key, value)`, none with a `nil` value.
+/// The entries of the table at `address` whose key is an object, as `(key, value)`, without those whose value is `nil`.
 ///
 /// # Errors
 /// [`ObjectError`] if there is no readable table.
@@ -38,7 +38,7 @@ pub fn hash_entries<M: ReadMemory>(
     Ok(entries.filter(|(key, value)| matches!(key, Value::Object { .. }) && *value != Value::Nil).collect())
 }
 
-/// The values of the array part of the table at `address`, starting with that of key 0.
+/// The values of the array part of the table at `address`, starting with the value of key 0.
 ///
 /// # Errors
 /// [`ObjectError`] if there is no readable table.
@@ -55,9 +55,9 @@ pub fn array_values<M: ReadMemory>(memory: &M, layout: &VmLayout, address: u64) 
 /// The metatable of the table or userdata at `address`.
 ///
 /// # Errors
-/// [`ObjectError`] if it cannot be read.
+/// [`ObjectError`] if the field cannot be read.
 pub fn metatable<M: ReadMemory>(memory: &M, layout: &VmLayout, address: u64) -> Result<Option<u64>, ObjectError> {
-    // The field lies at the same place in every object that has one (`lj_obj.h`, LJ_STATIC_ASSERT).
+    // The field has the same offset in every object that has a metatable (`lj_obj.h`, LJ_STATIC_ASSERT).
     let metatable = memory.read_ref(layout.is_gc64(), field(address, layout.tab_metatable))?;
     Ok((metatable != 0).then_some(metatable))
 }

@@ -14,7 +14,7 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// These bytes, from an address on.
+    /// Memory with these bytes at `start`.
     pub fn new(start: u64, bytes: Vec<u8>) -> Self {
         Self { start, bytes }
     }

@@ -1,8 +1,8 @@
 //! Finds the interpreter's machine code: the unwind information that covers the dispatch targets.
 //!
-//! LuaJIT's build describes all of its assembler code, but for `vm_ffi_call`, as one function in `.eh_frame`
-//! ([`emit_asm_debug`], `vm_x64.dasc` and `vm_x86.dasc`), even in stripped programs. It is read from the target's
-//! memory through `PT_GNU_EH_FRAME`, so neither files nor section headers are needed.
+//! LuaJIT's build describes all of its assembler code, except for `vm_ffi_call`, as one function in `.eh_frame`
+//! ([`emit_asm_debug`], `vm_x64.dasc` and `vm_x86.dasc`), even in stripped programs. This module reads it from the
+//! target's memory through `PT_GNU_EH_FRAME`, so it needs neither files nor section headers.
 //!
 //! LuaJIT's sources: [`emit_asm_debug` without GC64].
 //!
@@ -29,19 +29,21 @@ use super::object::{read_bytes, read_some};
 /// A function as `.eh_frame` describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DescribedFunction {
-    /// Its machine code.
+    /// Addresses of its machine code.
     pub range: Range<u64>,
-    /// Distance from the stack pointer to the caller's frame, in the function's body, if it is counted from there.
+    /// Distance from the stack pointer to the CFA in the function's body; [`None`] if the CFA is not relative to the
+    /// stack pointer.
     pub frame_size: Option<u64>,
 }
 
-/// No interpreter is longer: that of 2026 has 26 KB.
+/// The most bytes of an interpreter: the one of 2026 has 26 KB.
 const MAX_TEXT: u64 = 128 << 10;
 
-/// No unwind information is longer: that of a browser has 20 MB.
+/// The most bytes of unwind information: a browser has 20 MB.
 const MAX_SECTION: usize = 128 << 20;
 
-/// The range of the interpreter's code, which the dispatch table's `targets` are in, and its C frames, as far as they are known.
+/// The range of the interpreter's code, which contains the dispatch table's `targets`, and the shape of its C frames,
+/// as far as they are known.
 pub fn interpreter_text<M: ReadMemory>(
     memory: &M,
     maps: &Maps,
@@ -59,7 +61,7 @@ pub fn interpreter_text<M: ReadMemory>(
         };
         return (InterpreterText { range: function.range, exact: true, edges: Edges::default() }, frame);
     }
-    // Built with LUAJIT_NO_UNWIND: the interpreter is the hole between the functions that are described.
+    // Built with LUAJIT_NO_UNWIND: the interpreter is the gap between the functions with unwind information.
     let hole = information.and_then(|information| information.hole(start)).filter(covers);
     let hole = hole.filter(|hole| hole.end - hole.start <= MAX_TEXT);
     let exact = hole.is_some();
@@ -68,13 +70,13 @@ pub fn interpreter_text<M: ReadMemory>(
     (InterpreterText { range, exact, edges: Edges::default() }, frame)
 }
 
-/// The interpreter's code, as far as it can be read.
+/// The readable part of the interpreter's code.
 fn read_code<M: ReadMemory>(memory: &M, range: &Range<u64>) -> Vec<u8> {
     let length = usize::try_from(range.end.saturating_sub(range.start).min(MAX_TEXT)).unwrap_or(0);
     read_some(memory, range.start, length)
 }
 
-/// Where the interpreter has no Lua frame in a C frame: its code must be known, and the VM's layout.
+/// Places in the interpreter where a C frame has no Lua frame. The range of its code and the VM's layout must be known.
 pub fn interpreter_edges<M: ReadMemory>(memory: &M, range: &Range<u64>, layout: &VmLayout) -> Edges {
     edges(&read_code(memory, range), range.start, layout)
 }
@@ -92,14 +94,14 @@ struct UnwindInformation {
 }
 
 impl UnwindInformation {
-    /// Of the file that is mapped at `address`.
+    /// Reads the unwind information of the file that is mapped at `address`.
     fn read<M: ReadMemory>(memory: &M, maps: &Maps, address: u64) -> Option<Self> {
         let first = first_mapping_of_file(maps, address)?;
         let headers = read_bytes(memory, first.start, 4096.min(first.len() as usize)).ok()?;
         let header = FileHeader64::<Endianness>::parse(headers.as_slice()).ok()?;
         let endian = header.endian().ok()?;
         let segments = header.program_headers(endian, headers.as_slice()).ok()?;
-        // How far the file was moved from where it was linked to.
+        // The load bias: how far the file is from its linked address.
         let lowest = segments.iter().filter(|s| s.p_type(endian) == PT_LOAD).map(|s| s.p_vaddr(endian)).min()?;
         let bias = first.start.wrapping_sub(lowest & !4095);
         let index = segments.iter().find(|s| s.p_type(endian) == PT_GNU_EH_FRAME)?;
@@ -110,7 +112,7 @@ impl UnwindInformation {
         let bases = BaseAddresses::default().set_eh_frame_hdr(index_start);
         let index = EhFrameHdr::new(&index_bytes, LittleEndian).parse(&bases, 8).ok()?;
         let gimli::Pointer::Direct(frames_start) = index.eh_frame_ptr() else { return None };
-        // The section ends with its segment at the latest.
+        // The section ends with its segment, or before.
         let ends = segments.iter().filter(|s| s.p_type(endian) == PT_LOAD).filter_map(|s| {
             let start = bias.wrapping_add(s.p_vaddr(endian));
             let end = start.checked_add(s.p_memsz(endian))?;
@@ -141,8 +143,8 @@ impl UnwindInformation {
         Some(DescribedFunction { range: start..start.checked_add(entry.len())?, frame_size })
     }
 
-    /// The range around `address` that belongs to no function: from the end of the one before it to the start of
-    /// the one after it.
+    /// The range around `address` that belongs to no function: from the end of the function before it to the start of
+    /// the function after it.
     fn hole(&self, address: u64) -> Option<Range<u64>> {
         let index = EhFrameHdr::new(&self.index, LittleEndian).parse(&self.bases, 8).ok()?;
         let (mut before, mut after) = (None, None);
@@ -161,7 +163,7 @@ impl UnwindInformation {
     }
 }
 
-/// The mapping of the beginning of the file that is mapped at `address`.
+/// The mapping with the beginning of the file that is mapped at `address`.
 fn first_mapping_of_file(maps: &Maps, address: u64) -> Option<&Mapping> {
     let mapping = maps.find(address).filter(|mapping| mapping.is_file())?;
     let same_file = |other: &&Mapping| other.inode == mapping.inode && other.device == mapping.device;
@@ -193,7 +195,7 @@ mod tests {
         let information = UnwindInformation::read(&memory, &maps, address).unwrap();
         assert_eq!(information.hole(address), None, "a function is no hole");
         let end = information.function(address).unwrap().range.end;
-        // The linker aligns what follows, and fills the gap.
+        // The linker aligns the next section, and fills the gap.
         if information.function(end).is_none() {
             let hole = information.hole(end).unwrap();
             assert!(hole.start == end && hole.end - end < 64, "{hole:x?}");

@@ -1,4 +1,4 @@
-//! The traces of a VM's JIT compiler (`J->trace[]`): where their machine code lies and where they start.
+//! The traces of a VM's JIT compiler (`J->trace[]`): the places of their machine code and of their starts.
 //!
 //! LuaJIT's sources: [`GCtrace`].
 //!
@@ -21,44 +21,45 @@ pub struct Trace {
     pub number: u16,
     /// Address of its `GCtrace`.
     pub address: u64,
-    /// Its machine code.
+    /// Addresses of its machine code.
     pub mcode: Range<u64>,
     /// Offset of the loop in its machine code, 0 if it has none.
     pub mcloop: u32,
-    /// The root trace that it belongs to, 0 if it is one itself.
+    /// Number of its root trace, 0 if it is a root trace itself.
     pub root: u16,
-    /// The trace that it goes on with at its end (itself for a loop), 0 if it returns to the interpreter.
+    /// Number of the trace that follows at its end (its own for a loop), 0 if it returns to the interpreter.
     pub link: u16,
-    /// The next side trace of the same root, 0 at the end of the list.
+    /// Number of the next side trace of the same root, 0 at the end of the list.
     pub nextside: u16,
-    /// How it ends (`TraceLink`); unknown where the layout is undecided.
+    /// How it ends (`TraceLink`); [`None`] if the field is undecided in the layout.
     pub linktype: Option<u8>,
-    /// By how many bytes it moves the stack pointer.
+    /// How many bytes it moves the stack pointer.
     pub spadjust: u16,
-    /// The prototype in which it starts.
+    /// Address of the prototype in which it starts.
     pub startpt: u64,
     /// Address of the bytecode instruction at which it starts.
     pub startpc: u64,
-    /// The instruction that it replaced.
+    /// The bytecode instruction that it replaced.
     pub startins: u32,
-    /// Its intermediate code: instruction `n` is at `ir + 8 * n`, constants from `nk` on, the rest before `nins`.
+    /// Address of its intermediate code: instruction `n` is at `ir + 8 * n`. Constants start at `nk`, instructions end
+    /// at `nins`.
     pub ir: u64,
-    /// See [`Trace::ir`].
+    /// The first constant: see [`Trace::ir`].
     pub nk: u32,
-    /// See [`Trace::ir`].
+    /// The end of the instructions: see [`Trace::ir`].
     pub nins: u32,
-    /// Its array of snapshots.
+    /// Address of its array of snapshots.
     pub snap: u64,
-    /// The entries of all its snapshots.
+    /// Address of the snapshot map: the entries of all its snapshots.
     pub snapmap: u64,
-    /// Number of snapshots; unknown where the layout is undecided.
+    /// Number of snapshots; [`None`] if the field is undecided in the layout.
     pub nsnap: Option<u16>,
 }
 
 /// Reads all traces of `vm` that have machine code now, in the order of their numbers.
 ///
-/// Each is checked: it has the number of its place, and its code is mapped as code in `maps`, which must be
-/// recent. Traces that change while they are read are left out. A VM without JIT compiler has none.
+/// Each trace is checked: its number is its index in the array, and its code is mapped as code in `maps`, which must be
+/// recent. Traces that change while they are read are left out. A VM without JIT compiler has no traces.
 pub fn read_traces<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm) -> Vec<Trace> {
     let Some(jit_state) = vm.jit_state().filter(|_| vm.layout.j_trace != ABSENT) else { return Vec::new() };
     let array = memory.read::<u64>(field(jit_state, vm.layout.j_trace));
@@ -87,8 +88,8 @@ pub fn read_traces<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm) -> Vec<Trace
     traces
 }
 
-/// The trace of this number, if there is one now. What was read may be out of date at once: a running VM
-/// flushes its traces, so check it against what else is known of the trace.
+/// The trace with this number, if there is one now. It may be out of date at once, because a running VM flushes its
+/// traces: check it against what else is known about the trace.
 pub fn trace_by_number<M: ReadMemory>(memory: &M, vm: &Vm, number: u16) -> Option<Trace> {
     let jit_state = vm.jit_state().filter(|_| vm.layout.j_trace != ABSENT)?;
     let array: u64 = memory.read(field(jit_state, vm.layout.j_trace)).ok()?;
@@ -110,13 +111,13 @@ pub fn trace_at<M: ReadMemory>(memory: &M, vm: &Vm, address: u64) -> Option<Trac
 }
 
 impl Trace {
-    /// Whether `later` is a later reading of the same trace: side traces may have come to it meanwhile.
+    /// Whether `later` is a later reading of the same trace: it may have got side traces meanwhile.
     pub fn is_same(&self, later: &Self) -> bool {
         *self == Self { nextside: self.nextside, link: self.link, ..later.clone() }
     }
 }
 
-/// `GCtrace` is not larger than this.
+/// The most bytes of a `GCtrace` header.
 const MAX_HEADER: usize = 160;
 
 fn read_trace<M: ReadMemory>(memory: &M, vm: &Vm, address: u64) -> Result<Trace, Unreadable> {

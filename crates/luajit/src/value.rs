@@ -8,10 +8,10 @@
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::{ReadMemory, Unreadable};
 
-/// Size of a `TValue`.
+/// Size of a `TValue` in bytes.
 pub const SIZE: u64 = 8;
 
-/// What a slot holds, as far as it matters here.
+/// The value of a slot, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
     /// `nil`: also an unused slot of a table.

@@ -1,4 +1,4 @@
-//! All tests on VMs that live or were saved, in one binary.
+//! All tests on live and on saved VMs, in one binary.
 
 #[path = "../../../tests/src/skips.rs"]
 #[allow(dead_code, reason = "each test uses a part of it")]

@@ -1,7 +1,7 @@
-//! The walkers and decoders, on saved memory of several builds of LuaJIT: each must show what `saved/standstill.lua`
-//! was doing there. It takes no root, no kernel and no LuaJIT, so that a change that breaks one fork is seen at once.
+//! Tests the walkers and decoders on saved memory of several builds of LuaJIT: each must show what `saved/standstill.lua` was
+//! doing there. The tests need no root, no kernel and no LuaJIT, so a change that breaks one fork is noticed at once.
 //!
-//! `record` makes these files: `saved/README.md` tells how.
+//! `record` creates these files: `saved/README.md` explains how.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader};
@@ -21,19 +21,19 @@ use lj_trace_luajit::{
 };
 use lj_trace_process::Process;
 
-/// A saved VM, and what must be found out about it.
+/// A saved VM, and what the test must find in it.
 struct Build {
-    /// The file's name.
+    /// The name of the file.
     name: &'static str,
-    /// A build that must be among those that fit.
+    /// A build that must be among the fitting ones.
     fits: &'static str,
     fork: &'static str,
     gc64: bool,
-    /// Whether it has a JIT compiler, and so a trace of the script's loop.
+    /// Whether it has a JIT compiler, and therefore a trace of the script's loop.
     jit: bool,
 }
 
-/// No walk over a heap takes as long.
+/// Longer than any walk over a heap takes.
 const LONG: Duration = Duration::from_secs(20);
 
 const BUILDS: [Build; 5] = [
@@ -50,7 +50,7 @@ const BUILDS: [Build; 5] = [
     },
 ];
 
-/// The innermost frames of `stack` that are a part of the script.
+/// The innermost frames of `stack` that belong to the script.
 fn of_script((frames, end): &(Vec<String>, WalkEnd)) -> (String, WalkEnd) {
     let last = frames.iter().rposition(|frame| frame.starts_with("@standstill.lua")).map_or(0, |last| last + 1);
     (frames[..last].join(" "), *end)
@@ -97,7 +97,7 @@ fn every_fork_shows_what_its_script_does() {
     }
 }
 
-/// Makes a file: the program's words are in `$SAVE_PROGRAM`, the file's name in `$SAVE_AS`.
+/// Creates a file: `$SAVE_PROGRAM` has the words of the program's command line, `$SAVE_AS` the name of the file.
 #[test]
 #[ignore = "makes the files"]
 fn record() {
@@ -113,7 +113,7 @@ fn record() {
         .unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(output.any(|line| line.unwrap() == "ready"));
-    // From here to the read that it waits in.
+    // From here on, the program runs until the read in which it waits.
     std::thread::sleep(Duration::from_millis(300));
     let process = Process::open(child.id()).unwrap();
     let maps = process.maps().unwrap();
@@ -159,10 +159,10 @@ fn references_into_nothing_end_a_walk() {
         for offset in [layout.pt_chunkname, layout.pt_k, layout.pt_lineinfo, layout.pt_varinfo, layout.pt_uvinfo] {
             let mut damaged = saved.clone();
             damaged.put_ref(field(prototype, offset), dangling);
-            // It may have no such part anyway; no error is fine, a panic is not.
+            // There may be no such part; an error or none is fine, a panic is not.
             let _ = Prototype::read(&damaged, &layout, key);
         }
-        // Names take no end either, wherever the list leads.
+        // Names must end, too, wherever the list leads.
         let mut damaged = saved.clone();
         damaged.put_ref(prototype, dangling);
         assert!(heap::prototypes(&saved, &vm).iter().all(|&address| {
@@ -189,7 +189,7 @@ fn many_prototypes_are_read_as_each_of_them_is() {
             Prototype::read(&saved, &vm.layout, key)
         };
         let expected: Vec<Prototype> = all.iter().filter_map(|address| one(address).ok()).collect();
-        // Several times as many as are read together, with others between them that are none.
+        // Several times as many as are read together, mixed with addresses of no prototypes.
         let many = all.iter().flat_map(|&address| [address, address + 8, 0x10, vm.main_thread]).cycle();
         let count = 4 * all.len() * (1 + 2000 / all.len());
         let mut read = Vec::new();
@@ -227,7 +227,7 @@ fn prototypes_of_absurd_sizes_are_refused() {
     }
 }
 
-/// Twice for each build; the long search beside it takes 200.
+/// Two damages for each build; the long search next to it does 200.
 #[test]
 fn no_damage_matters() {
     damage(2, 0x9e37_79b9_7f4a_7c15);
@@ -241,9 +241,9 @@ fn no_damage_matters_in_a_long_search() {
     damage(200, seed);
 }
 
-/// Damage without a plan, so many times in each build's memory: whatever a VM's memory holds, reading it ends, without a panic.
+/// Random damage, `times` times in each build's memory: whatever a VM's memory holds, reading it must end without a panic.
 fn damage(times: usize, seed: u64) {
-    /// Numbers that look random, and are the same every time (xorshift64).
+    /// Pseudo-random numbers that are the same every time (xorshift64).
     struct Random(u64);
 
     impl Random {
@@ -269,7 +269,7 @@ fn damage(times: usize, seed: u64) {
                 damaged.put(start + random.below(length) as u64, &[value]);
             }
             let started = Instant::now();
-            // Whether it is still a VM or not, what was known as one is read.
+            // Whether it is still a VM or not, read it as the VM that was known.
             drop(prove_still(&damaged, &damaged.maps, 1, damaged.place, damaged.cframe_size));
             see_with(&damaged, &damaged.maps, vm.clone());
             assert!(started.elapsed() < Duration::from_secs(5), "{}: {:?}", build.name, started.elapsed());

@@ -1,6 +1,6 @@
-//! Traces whose right reading was once refused: a live LuaJIT compiles each program in `traces`, whose lines
-//! `-- certain:` say what some machine instruction belongs to, without a mark: the line in the innermost function, then
-//! that in each caller within the trace, `8<11`. All lines of it are in the one file.
+//! Traces whose right reading was once refused. A live LuaJIT compiles each program in `traces`. Its lines
+//! `-- certain:` list what some machine instruction certainly belongs to: the line in the innermost function, then the
+//! line in each caller within the trace, `8<11`. All these lines are in the one file.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::skips;
 struct Program(Child);
 
 impl Program {
-    /// Starts a program and waits until it has run; `None` if there is no LuaJIT here.
+    /// Starts a program and waits until it has run; `None` if this machine has no LuaJIT.
     fn start(file: &Path) -> Option<Self> {
         let luajit = std::env::var_os("LUAJIT").unwrap_or_else(|| "luajit".into());
         let child = Command::new(&luajit).arg(file).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
@@ -38,7 +38,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // Failing means that it is gone already.
+        // An error means that it is gone already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

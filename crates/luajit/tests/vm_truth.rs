@@ -1,4 +1,4 @@
-//! Compares what is read from a live VM with what the VM says about itself.
+//! Compares the data read from a live VM with what the VM says about itself.
 //!
 //! A LuaJIT child process runs `vm_truth.lua`, prints what its own `debug` and `jit.util` libraries know, and
 //! waits while its memory is read. The interpreter is `luajit`, or the one named by `$LUAJIT`.
@@ -23,7 +23,7 @@ struct Truth {
 }
 
 impl Truth {
-    /// Starts the child; `None` if there is no LuaJIT here, and `LJ_TRACE_TEST_WITHOUT` says so.
+    /// Starts the child; `None` if this machine has no LuaJIT, and `LJ_TRACE_TEST_WITHOUT` says so.
     fn start() -> Option<Self> {
         let luajit = std::env::var_os("LUAJIT").unwrap_or_else(|| "luajit".into());
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vm_truth.lua");
@@ -41,7 +41,7 @@ impl Truth {
         Some(Self { child, lines })
     }
 
-    /// What it said about `kind`, each without that first word.
+    /// The child's lines about `kind`, each without that first word.
     fn about(&self, kind: &str) -> Vec<&[String]> {
         let lines: Vec<_> = self.lines.iter().filter(|line| line[0] == kind).map(|line| &line[1..]).collect();
         assert!(!lines.is_empty(), "the script says nothing about {kind}");
@@ -62,7 +62,7 @@ impl Truth {
 
 impl Drop for Truth {
     fn drop(&mut self) {
-        // Failing means that it is gone already.
+        // An error means that it is gone already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -97,7 +97,7 @@ fn finds_the_vm_and_sees_it_go() {
     assert!(matches!(error, FindError::Target(TargetError::NoSuchProcess(_))), "{error}");
 }
 
-/// The first of them is proven; the others have the same file at other addresses.
+/// The VM of the first program is proven; the others have the same file at other addresses.
 #[test]
 fn what_is_known_of_a_file_is_what_a_proof_says() {
     prove_again(4);
@@ -109,7 +109,7 @@ fn what_is_known_of_a_file_is_what_a_proof_says_in_a_long_search() {
     prove_again(100);
 }
 
-/// Each program has other addresses.
+/// Starts several programs; each has other addresses.
 fn prove_again(programs: usize) {
     for _ in 0..programs {
         let Some(truth) = Truth::start() else { return };

@@ -1,4 +1,4 @@
-//! Finds breakpoints in the code of a process that its files lack: somebody probes it, or left them behind.
+//! Finds breakpoints in the code of a process that its files do not have: some program probes it, or left them behind.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -12,14 +12,14 @@ use super::{Maps, Process};
 pub struct Breakpoints {
     /// The file, as `/proc/PID/maps` shows it.
     pub path: String,
-    /// Where they are in it, as offsets.
+    /// Offsets of the breakpoints in the file.
     pub offsets: Vec<u64>,
 }
 
-/// What is compared at once.
+/// Bytes that are compared at once.
 const PART: usize = 1 << 16;
 
-/// Compares the code of a process with its files, up to so many bytes altogether.
+/// Compares the code of a process with its files, up to `limit` bytes in all.
 pub fn find(process: &Process, maps: &Maps, mut limit: u64) -> Vec<Breakpoints> {
     let mut found: Vec<Breakpoints> = Vec::new();
     for mapping in maps.iter().filter(|mapping| mapping.exec && mapping.is_file() && !mapping.write) {
@@ -46,7 +46,7 @@ fn in_mapping(process: &Process, file: &File, start: u64, offset: u64, length: u
     let mut done = 0;
     while done < length {
         let part = PART.min(usize::try_from(length - done).unwrap_or(PART));
-        // What is not there, at the end of the file, has no code.
+        // Memory beyond the end of the file has no code.
         let Ok(mapped) = process.memory().read_some(start + done, &mut memory[..part]) else { break };
         let Ok(read @ 1..) = file.read_at(&mut original[..mapped], offset + done) else { break };
         let size = BREAKPOINT.len();
@@ -59,7 +59,7 @@ fn in_mapping(process: &Process, file: &File, start: u64, offset: u64, length: u
 }
 
 impl Breakpoints {
-    /// What there is, and how to get rid of it.
+    /// Describes the breakpoints and how to get rid of them.
     pub fn describe(&self, pid: u32) -> String {
         let (count, first) = (self.offsets.len(), self.offsets.first().copied().unwrap_or_default());
         format!(
@@ -81,7 +81,7 @@ mod tests {
     fn our_own_code_has_none() {
         let process = Process::open(std::process::id()).unwrap();
         let maps = process.maps().unwrap();
-        // Other tests may probe a function of ours meanwhile, but not the C library.
+        // Meanwhile, other tests may probe a function of this program, but not the C library.
         let found = find(&process, &maps, 1 << 30);
         assert!(found.iter().all(|file| !file.path.contains("libc.so")), "{found:?}");
         let file = Breakpoints { path: "/usr/bin/x".into(), offsets: vec![0x1234, 0x1240] };

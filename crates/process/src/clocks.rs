@@ -6,10 +6,10 @@ use std::time::Duration;
 /// `CPUCLOCK_SCHED` of `include/linux/posix-timers.h`: the scheduler's time, to the nanosecond.
 const SCHED: i32 = 2;
 
-/// `CPUCLOCK_PERTHREAD_MASK`, there.
+/// `CPUCLOCK_PERTHREAD_MASK`, from the same header.
 const OF_THREAD: i32 = 4;
 
-/// The number of one.
+/// The number of a clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockId(libc::clockid_t);
 
@@ -20,7 +20,7 @@ impl ClockId {
     /// The time since the system was started.
     pub const MONOTONIC: Self = Self(libc::CLOCK_MONOTONIC);
 
-    /// The CPU time of the thread that asks.
+    /// The CPU time of the calling thread.
     pub const THIS_THREAD: Self = Self(libc::CLOCK_THREAD_CPUTIME_ID);
 
     /// The CPU time of all threads of a process.
@@ -33,10 +33,10 @@ impl ClockId {
         Self(!tid.cast_signed() << 3 | OF_THREAD | SCHED)
     }
 
-    /// What it shows.
+    /// Reads the clock.
     ///
     /// # Errors
-    /// There is no such process or thread.
+    /// If there is no such process or thread.
     pub fn read(self) -> io::Result<Duration> {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the kernel checks the clock's number, and writes `time` alone.
@@ -47,9 +47,9 @@ impl ClockId {
     }
 }
 
-/// The CPU time of a process with all its threads, those that have ended included, in seconds.
+/// The CPU time of a process with all its threads, also those that have ended, in seconds.
 pub fn cpu_time(pid: u32) -> Option<f64> {
-    // A larger number is no process, and of some the clock would be this process's own.
+    // A larger number is no process id; for some of these numbers the clock would be this process's own.
     i32::try_from(pid).ok()?;
     ClockId::of_process(pid).read().ok().map(|time| time.as_secs_f64())
 }

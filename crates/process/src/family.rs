@@ -5,12 +5,12 @@ use std::fs;
 
 use super::proc_file;
 
-/// The processes that `pid` has started and that run now, and those that these have started, by process id.
+/// Process ids of the running processes that `pid` has started, and of those that these have started in turn.
 pub fn descendants(pid: u32) -> Vec<u32> {
     descendants_of_all(&[pid])
 }
 
-/// The same of several processes, which are not among them unless another has started them.
+/// The same for several processes. They are not in the result, unless another one of them has started them.
 pub fn descendants_of_all(roots: &[u32]) -> Vec<u32> {
     if let Some(descendants) = descendants_by_children(roots) {
         return descendants;
@@ -24,7 +24,7 @@ pub fn descendants_of_all(roots: &[u32]) -> Vec<u32> {
     all
 }
 
-/// The same by asking the kernel for the children of each; [`None`] if it does not tell (`CONFIG_PROC_CHILDREN`).
+/// Like [`descendants_of_all`], from the kernel's lists of children; [`None`] without such lists (`CONFIG_PROC_CHILDREN`).
 fn descendants_by_children(roots: &[u32]) -> Option<Vec<u32>> {
     fs::metadata("/proc/thread-self/children").ok()?;
     let mut open = roots.to_vec();
@@ -56,7 +56,7 @@ fn descendants_of(pid: u32, parents: &BTreeMap<u32, u32>) -> Vec<u32> {
     let mut found = vec![pid];
     let mut next = 0;
     while let Some(&parent) = found.get(next) {
-        // Process ids may be used again while they are read: nobody is found twice.
+        // Process ids may be reused while they are read: list no process twice.
         let children = parents.iter().filter(|(_, of)| **of == parent).map(|(child, _)| *child);
         let new: Vec<u32> = children.filter(|child| !found.contains(child)).collect();
         found.extend(new);
@@ -67,7 +67,7 @@ fn descendants_of(pid: u32, parents: &BTreeMap<u32, u32>) -> Vec<u32> {
     found
 }
 
-/// The parent's id in the text of `/proc/PID/stat` (proc(5)); none for a process that has exited.
+/// The parent's id in the text of `/proc/PID/stat` (proc(5)); [`None`] for a process that has exited.
 fn parent(stat: &[u8]) -> Option<u32> {
     let stat = String::from_utf8_lossy(stat);
     let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
@@ -84,7 +84,7 @@ mod tests {
         let parents = BTreeMap::from([(2, 1), (3, 2), (4, 3), (5, 2), (6, 1), (7, 6)]);
         assert_eq!(descendants_of(2, &parents), [3, 4, 5]);
         assert!(descendants_of(4, &parents).is_empty());
-        // Taken from two moments, they may even form a circle.
+        // Read at two moments, the parents may even form a cycle.
         assert_eq!(descendants_of(8, &BTreeMap::from([(9, 8), (8, 9)])), [9]);
     }
 

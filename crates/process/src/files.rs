@@ -1,5 +1,5 @@
-//! Opens files of a process with that process's own rights: whoever controls it chooses the names, and what is read may be
-//! shown.
+//! Opens files of a process with that process's own rights: whoever controls the process chooses the names, and
+//! lj-trace may show what it reads.
 
 use std::fs::File;
 use std::io;
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use super::tree::{Refused, Tree};
 use crate::privileges;
 
-/// How long reading may take, of all files of a process together.
+/// The longest time to read all files of one process.
 const TIME: Duration = Duration::from_secs(2);
 
-/// How many bytes may be read, of all files of a process together.
+/// The most bytes to read from all files of one process.
 const BYTES: u64 = 64 << 20;
 
-/// Whose rights a process has in file systems.
+/// The user and groups that count for a process's rights in file systems.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Identity {
     user: u32,
@@ -26,8 +26,8 @@ struct Identity {
     groups: Vec<u32>,
 }
 
-/// The files beneath the root folder of a process. A thread opens them that has taken the process's identity and given up
-/// every capability: it can do no more than the process could do itself.
+/// The files beneath the root folder of a process. A thread opens them that has taken the process's identity and given
+/// up every capability, so it can do no more than the process itself could.
 #[derive(Clone, Debug)]
 pub struct TargetFiles(Arc<Shared>);
 
@@ -37,7 +37,7 @@ struct Shared {
     left: Mutex<Budget>,
 }
 
-/// What may still be used.
+/// The time and bytes that are left.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     time: Duration,
@@ -49,19 +49,19 @@ struct Request {
     what: What,
 }
 
-/// What is wanted of a file.
+/// A request for a file.
 enum What {
-    /// The file itself.
+    /// Open the file.
     Open(Sender<Result<File, Refused>>),
-    /// All of its bytes, if they are no more than so many.
+    /// Read the whole file, if it is no longer than this many bytes.
     Read(u64, Sender<Result<Vec<u8>, Refused>>),
 }
 
 impl TargetFiles {
-    /// The files of the process `pid`. To be called while lj-trace has all of its privileges.
+    /// The files of the process `pid`. Call it while lj-trace has all of its privileges.
     ///
     /// # Errors
-    /// The process has gone, or does not let itself be looked at.
+    /// If the process is gone, or may not be read.
     pub fn of(pid: u32) -> io::Result<Self> {
         let tree = Tree::open(Path::new(&format!("/proc/{pid}/root")))?;
         let identity = Identity::of(&format!("/proc/{pid}/status"))?;
@@ -69,10 +69,10 @@ impl TargetFiles {
         let run = move || {
             let mut tree = tree;
             if !identity.take() {
-                // What everybody may read, this process may read as well.
+                // Everybody may read the files with public rights, so this process may read them as well.
                 tree.only_public();
             }
-            // Nobody waits any more for an answer that came too late.
+            // If an answer came too late, nobody waits for it any more.
             for Request { path, what } in received {
                 match what {
                     What::Open(answer) => drop(answer.send(tree.file(&path))),
@@ -87,7 +87,7 @@ impl TargetFiles {
     /// Opens the file at `path`, as the process would find it.
     ///
     /// # Errors
-    /// Why it is not to be read.
+    /// Why the file may not be read.
     pub fn open(&self, path: &Path) -> Result<File, Refused> {
         self.ask(path, What::Open, |_| 0)
     }
@@ -95,12 +95,12 @@ impl TargetFiles {
     /// Reads the file at `path`, if it is no longer than `limit`.
     ///
     /// # Errors
-    /// Why it is not read.
+    /// Why the file was not read.
     pub fn read(&self, path: &Path, limit: u64) -> Result<Vec<u8>, Refused> {
         self.ask(path, |answer| What::Read(limit, answer), |bytes| bytes.len() as u64)
     }
 
-    /// Has the thread do something, as long as the budget lasts.
+    /// Sends the thread a request, while the budget lasts.
     fn ask<T>(
         &self,
         path: &Path,
@@ -117,7 +117,7 @@ impl TargetFiles {
         self.0.requests.send(request).map_err(|_| Refused::Failed)?;
         let outcome = match answered.recv_timeout(left.time) {
             Ok(outcome) => outcome,
-            // It hangs: nothing more is asked of it.
+            // The thread hangs: send it no more requests.
             Err(RecvTimeoutError::Timeout) => Err(Refused::Spent),
             Err(RecvTimeoutError::Disconnected) => Err(Refused::Failed),
         };
@@ -128,7 +128,7 @@ impl TargetFiles {
 }
 
 impl Identity {
-    /// By `/proc/PID/status`.
+    /// Reads the identity from `/proc/PID/status`.
     fn of(status: &str) -> io::Result<Self> {
         let text = std::fs::read(status)?;
         Self::parse(&String::from_utf8_lossy(&text)).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -136,15 +136,15 @@ impl Identity {
 
     fn parse(status: &str) -> Option<Self> {
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-        // Real, effective, saved, and the one that counts in file systems.
+        // The columns are the real, effective and saved id, and the id for file systems.
         let of_files = |name| field(name)?.split_whitespace().nth(3)?.parse().ok();
         let groups = field("Groups:")?.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
         Some(Self { user: of_files("Uid:")?, group: of_files("Gid:")?, groups })
     }
 
-    /// Makes it this thread's, for good, and gives up all capabilities; whether it is this one now.
+    /// Gives this thread the identity for good, and drops all capabilities. Returns whether the thread has the identity now.
     fn take(&self) -> bool {
-        // The C library's functions would change all threads.
+        // The C library's functions would change all threads of lj-trace.
         // SAFETY: the list has as many elements as is said; the other calls take plain integers.
         unsafe {
             if libc::syscall(libc::SYS_setgroups, self.groups.len(), self.groups.as_ptr()) == 0 {

@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use super::proc_file;
 
-/// The file that thaws the frozen cgroup that a process is in, and what has to be written there; [`None`] if it is in no
-/// frozen one, or nobody can tell.
+/// The file that thaws the frozen cgroup of a process, and the text to write into it; [`None`] if the process is in no
+/// frozen cgroup, or this cannot be found out.
 pub fn thawed_by(pid: u32) -> Option<(PathBuf, &'static str)> {
     let cgroups = proc_file::read_text(format!("/proc/{pid}/cgroup")).ok()?;
     let mounts = mounts()?;
     folders(&cgroups, &mounts).find_map(|(version, folder, mount)| frozen_by(version, &folder, &mount))
 }
 
-/// Our own `/proc/PID/mountinfo`, as of the last seconds: where many processes are watched, each asks for it.
+/// The text of lj-trace's own `/proc/PID/mountinfo`, at most some seconds old: if many processes are watched, each needs it.
 fn mounts() -> Option<Arc<str>> {
     const AGE: Duration = Duration::from_secs(5);
     static LAST: Mutex<Option<(Instant, Arc<str>)>> = Mutex::new(None);
@@ -33,8 +33,8 @@ enum Version {
     Two,
 }
 
-/// The folders of a process's cgroups that may be frozen, with the mount that each is beneath: from its
-/// `/proc/PID/cgroup`, and our own `/proc/PID/mountinfo`.
+/// The folders of a process's cgroups that may be frozen, each with the mount that it is beneath: from the process's
+/// `/proc/PID/cgroup` and lj-trace's own `/proc/PID/mountinfo`.
 fn folders(cgroups: &str, mounts: &str) -> impl Iterator<Item = (Version, PathBuf, PathBuf)> {
     let path_of = move |version: Version| {
         cgroups.lines().find_map(|line| {
@@ -58,14 +58,14 @@ fn folders(cgroups: &str, mounts: &str) -> impl Iterator<Item = (Version, PathBu
             "cgroup" if options.split(',').any(|option| option == "freezer") => Version::One,
             _ => return None,
         };
-        // Of a container, the mount may show a part only.
+        // In a container, the mount may show only a part of the hierarchy.
         let path = path_of(version)?;
         let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(path.trim_start_matches('/')));
         Some((version, Path::new(mount).join(below), mount.into()))
     })
 }
 
-/// The file that thaws a folder's cgroup, if that is frozen: by itself, or by one above it.
+/// The file that thaws a folder's cgroup, if that or a cgroup above it is frozen.
 fn frozen_by(version: Version, folder: &Path, mount: &Path) -> Option<(PathBuf, &'static str)> {
     let read = |folder: &Path, file: &str| proc_file::read_text(folder.join(file)).unwrap_or_default();
     let (is_frozen, own, value, file, thawed) = match version {

@@ -1,17 +1,17 @@
-//! Caches mappings that took long to read, for a moment.
+//! Caches for a moment the mappings of processes where reading them takes long.
 //!
-//! A process may have tens of thousands of mappings, and to read them takes the kernel and us some tenths of a
-//! millisecond for each thousand. Many parts of this program want to know them, one right after the other.
+//! A process may have tens of thousands of mappings, and reading them takes the kernel and lj-trace some tenths of a
+//! millisecond for each thousand. Many parts of lj-trace need them, one right after the other.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::maps::Maps;
 
-/// What is read sooner is not kept: it is read anew each time.
+/// If reading takes less than this, the result is not cached.
 const SLOW: Duration = Duration::from_millis(4);
-/// How old what is kept may be, as a multiple of the time that it took to read. Its first lines were as old as that
-/// time when the last one was read, so whoever reads it has to live with changes in any case.
+/// How long a result is cached, as a multiple of the time that reading it took. When the last line was read, the first
+/// lines were already as old as that time, so every caller has to live with changes in any case.
 const AGE: u32 = 4;
 
 /// The mappings of a process as they were a moment ago, if it took long to read them.
@@ -25,12 +25,12 @@ struct Kept {
 }
 
 impl KeptMaps {
-    /// What is kept, or what `read` gives.
+    /// The cached mappings, or the result of `read`.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// The errors of `read`.
     pub fn get<E>(&self, read: impl FnOnce() -> Result<Maps, E>) -> Result<Maps, E> {
-        // Whoever comes meanwhile waits for what is being read. Nothing panics while it is.
+        // A caller that comes while another one reads waits for that result. No code panics while the lock is held.
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Kept { maps, until }) = &*kept
             && Instant::now() < *until
@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(get(Duration::ZERO), 1);
         sleep(SLOW * 8 * AGE * 2);
         assert_eq!(get(Duration::ZERO), 2);
-        // A machine that has no time for us may have made one of these slow.
+        // A busy machine may have made one of these calls slow.
         assert!((0..100).map(|_| get(Duration::ZERO)).max() >= Some(50));
     }
 }

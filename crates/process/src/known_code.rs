@@ -1,24 +1,24 @@
-//! Remembers the code that a process had, to recognize what it has loaded since.
+//! Remembers which code a process had, to recognize code that it has loaded since.
 
 use std::ops::Range;
 
 use super::Maps;
 
-/// Addresses of code that was there.
+/// Addresses of the code that a process had at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct KnownCode {
     ranges: Vec<Range<u64>>,
 }
 
 impl KnownCode {
-    /// All that is there now.
+    /// All code that is mapped now.
     pub fn of(maps: &Maps) -> Self {
         let code = maps.iter().filter(|mapping| mapping.exec);
         Self { ranges: code.map(|mapping| mapping.start..mapping.end).collect() }
     }
 
-    /// Whether the code at an address was there. So is what cannot be any (the first page, and the
-    /// kernel's half), and all, if nothing is known.
+    /// Whether the code at an address was there. Also true for addresses that can hold no code (the first page, and the
+    /// kernel's half), and for all addresses if nothing is known.
     pub fn contains(&self, address: u64) -> bool {
         const FIRST: u64 = 4096;
         let no_code = address < FIRST || address >> 63 == 1;

@@ -1,7 +1,7 @@
-//! Other processes, as seen from outside: their maps, their memory, their threads, their files.
+//! Access to other processes from outside: their maps, their memory, their threads, their files.
 //!
-//! Nothing here knows about LuaJIT, and nothing here writes to the target. Files that others can have written are taken
-//! apart by a process of their own ([`sandbox`]).
+//! Nothing here knows about LuaJIT, and nothing here writes to the target. A separate process parses the files that
+//! other users may have written ([`sandbox`]).
 
 pub mod breakpoints;
 pub mod clocks;

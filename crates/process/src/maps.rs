@@ -41,7 +41,7 @@ impl Mapping {
         self.end - self.start
     }
 
-    /// Whether the mapping is empty (never so in a real process).
+    /// Whether the mapping is empty (never in a real process).
     pub fn is_empty(&self) -> bool {
         self.end == self.start
     }
@@ -56,7 +56,7 @@ impl Mapping {
         self.is_file().then(|| Path::new(self.path.strip_suffix(" (deleted)").unwrap_or(&self.path)))
     }
 
-    /// The link in `/proc/PID/map_files` that opens the very file that is mapped, deleted or not.
+    /// The link in `/proc/PID/map_files` that opens the mapped file itself, deleted or not.
     pub fn map_files_link(&self, pid: u32) -> PathBuf {
         format!("/proc/{pid}/map_files/{:x}-{:x}", self.start, self.end).into()
     }
@@ -70,19 +70,19 @@ impl Maps {
     /// Reads `/proc/PID/maps`.
     ///
     /// # Errors
-    /// [`TargetError::NoSuchProcess`] if it is gone, [`TargetError::NotPermitted`] if it may not be read.
+    /// [`TargetError::NoSuchProcess`] if the process is gone, [`TargetError::NotPermitted`] if the file may not be read.
     pub fn read(pid: u32) -> Result<Self, TargetError> {
         let path = format!("/proc/{pid}/maps");
         let text = std::fs::read(&path).map_err(|error| TargetError::from_io(pid, &path, error))?;
         Ok(Self::parse_bytes(&text))
     }
 
-    /// Parses the text of a `maps` file; lines of another shape are passed over.
+    /// Parses the text of a `maps` file; it skips lines of another form.
     pub fn parse(text: &str) -> Self {
         Self::parse_bytes(text.as_bytes())
     }
 
-    /// The same, of a text in which paths may have any bytes.
+    /// Like [`Self::parse`], for a text in which paths may have any bytes.
     pub(crate) fn parse_bytes(text: &[u8]) -> Self {
         let lines = text.split(|byte| *byte == b'\n').filter_map(parse_line);
         Self(lines.collect::<Vec<_>>().into())
@@ -99,13 +99,13 @@ impl Maps {
         self.0.iter()
     }
 
-    /// Whether there is none (a kernel thread, or a process that has exited).
+    /// Whether there are no mappings (a kernel thread, or a process that has exited).
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// What is left of a line.
+/// The rest of a line that is not parsed yet.
 struct Rest<'a>(&'a [u8]);
 
 impl<'a> Rest<'a> {
@@ -118,7 +118,7 @@ impl<'a> Rest<'a> {
         (!word.is_empty()).then_some(word)
     }
 
-    /// Two hexadecimal numbers with a sign between them, as in `fe:01`.
+    /// Two hexadecimal numbers with the character `between` between them, as in `fe:01`.
     fn pair(&mut self, between: u8) -> Option<(u64, u64)> {
         let word = self.word()?;
         let (first, second) = word.split_at_checked(word.iter().position(|byte| *byte == between)?)?;
@@ -126,7 +126,7 @@ impl<'a> Rest<'a> {
     }
 }
 
-/// A number in digits. There are five in each line of a text of megabytes, which takes long with what libraries have.
+/// Parses digits. Each line has five numbers and the text may have megabytes, so library functions would take too long.
 fn number(digits: &[u8], radix: u32) -> Option<u64> {
     let add = |sum: u64, digit: &u8| {
         let digit = char::from(*digit).to_digit(radix)?;

@@ -43,8 +43,8 @@ impl ProcessMemory {
         Ok(())
     }
 
-    /// Reads several places at once, each an address and a number of bytes, one after the other into one buffer. What
-    /// is returned ends before the first place that cannot be read in full. No more than 1024 places (`IOV_MAX`).
+    /// Reads several places at once, each an address and a number of bytes, one after the other into one buffer. The
+    /// result ends before the first place that cannot be read in full. There may be at most 1024 places (`IOV_MAX`).
     pub fn read_scattered(&self, places: &[(u64, usize)]) -> Vec<u8> {
         let mut bytes = vec![0; places.iter().map(|(_, size)| size).sum()];
         let count = self.read_places(places, &mut bytes);
@@ -52,7 +52,7 @@ impl ProcessMemory {
         bytes
     }
 
-    /// Reads several places at once into one buffer, as [`ProcessMemory::read_scattered`] does; how many bytes that were.
+    /// Like [`ProcessMemory::read_scattered`], but into a given buffer. Returns the number of bytes read.
     pub fn read_places(&self, places: &[(u64, usize)], buffer: &mut [u8]) -> usize {
         let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         let remote = |&(address, size): &(u64, usize)| libc::iovec { iov_base: address as *mut _, iov_len: size };

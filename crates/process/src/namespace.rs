@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::Path;
 
-/// Whether the process ids in `/proc` are those that system calls of this process take: a `/proc` mounted in another PID
-/// namespace shows other processes at the same numbers.
+/// Whether the process ids in `/proc` are those that this process's system calls take: a `/proc` mounted in another PID
+/// namespace shows other processes under the same numbers.
 pub fn is_of_proc() -> bool {
     fs::read_link("/proc/self").is_ok_and(|link| link == Path::new(&std::process::id().to_string()))
 }
 
-/// For a process `pid` that is not here: where else it may be. Empty if there is nothing to say.
+/// A hint about where a process `pid` may be that does not exist in this namespace. Empty if there is none.
 pub fn hint(pid: u32) -> String {
     let status = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("status")).ok();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -35,14 +35,14 @@ pub fn is_initial() -> bool {
     fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new("pid:[4026531836]"))
 }
 
-/// The number that a process has in its own namespace, by its `/proc/PID/status`.
+/// The id of a process in its own namespace, from its `/proc/PID/status`.
 pub fn innermost(status: &str) -> Option<u32> {
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     numbers.split_whitespace().next_back()?.parse().ok()
 }
 
-/// The number here and the name of a process that is `pid` in its own namespace, but another number here, by its
-/// `/proc/PID/status`.
+/// The id here and the name of a process whose id in its own namespace is `pid`, but which has another id here; from
+/// its `/proc/PID/status`.
 fn outer_name(status: &str, pid: u32) -> Option<String> {
     let field = |key: &str| status.lines().find_map(|line| Some(line.strip_prefix(key)?.trim()));
     let mut numbers = field("NSpid:")?.split_whitespace();

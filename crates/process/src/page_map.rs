@@ -1,5 +1,5 @@
-//! Tells which pages of a process exist. A mapping may be a thousand times as large as what was ever used of it, and
-//! reading a page that does not exist would create it.
+//! Finds the pages of a process that exist. A mapping may be a thousand times as large as its used part, and reading a
+//! page that does not exist would create it.
 
 use std::fs::File;
 use std::ops::Range;
@@ -7,19 +7,19 @@ use std::ops::Range;
 use crate::page_scan;
 use crate::page_words;
 
-/// Where a page is.
+/// Where the contents of a page are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageKind {
     /// In memory.
     Present,
     /// Swapped out: reading it brings it back.
     Swapped,
-    /// One of both.
+    /// Present or swapped out.
     Any,
 }
 
 impl PageKind {
-    /// The bits of a word of which one is set (`PM_PRESENT`, `PM_SWAP`, `fs/proc/task_mmu.c`).
+    /// The bits of a pagemap word, one of which must be set (`PM_PRESENT`, `PM_SWAP`, `fs/proc/task_mmu.c`).
     pub(crate) const fn bits(self) -> u64 {
         match self {
             Self::Present => 1 << 63,
@@ -37,7 +37,7 @@ pub struct PageMap {
 }
 
 impl PageMap {
-    /// That of a process. Where it cannot be opened (a kernel without it), every page counts as one that there is.
+    /// Opens the page map of a process. If it cannot be opened (a kernel without it), every page counts as existing.
     pub fn open(pid: u32) -> Self {
         Self { file: File::open(format!("/proc/{pid}/pagemap")).ok(), page: page_size() }
     }
@@ -47,7 +47,7 @@ impl PageMap {
         self.page
     }
 
-    /// The runs of pages of a kind in a range of addresses, in their order.
+    /// The runs of pages of this kind in a range of addresses, in ascending order.
     pub fn runs(&self, kind: PageKind, range: &Range<u64>) -> Vec<Range<u64>> {
         let Some(file) = &self.file else { return vec![range.clone()] };
         let mut runs: Vec<Range<u64>> = Vec::new();
@@ -55,18 +55,18 @@ impl PageMap {
             Some(run) => run.end = new.end,
             None => runs.push(new),
         };
-        // Kernels before 6.7 have words alone. What is behind the last page that is told is asked for in them, too.
+        // Kernels before 6.7 have only words. Pages after the last one that the scan reported are read as words, too.
         let told = page_scan::runs(file, kind, range, &mut add);
         page_words::runs(file, self.page, kind, &(told..range.end), &mut add);
         runs
     }
 
-    /// The same in many ranges, which are in their order and do not overlap. Each run is within one of them.
+    /// The same for many ranges, which are in ascending order and do not overlap. Each run lies within one of them.
     pub fn runs_in(&self, kind: PageKind, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
         let mut found = Vec::new();
         for group in ranges.chunk_by(|one, next| next.start.saturating_sub(one.end) < NEAR) {
             let (Some(first), Some(last)) = (group.first(), group.last()) else { continue };
-            // Those of a group are asked for at once, with what lies between them.
+            // One request covers all ranges of a group, and the gaps between them.
             let mut runs = self.runs(kind, &(first.start..last.end)).into_iter().peekable();
             for range in group {
                 while let Some(run) = runs.peek_mut() {
@@ -85,8 +85,8 @@ impl PageMap {
     }
 }
 
-/// Ranges that are not further apart than this are asked for together: to pass over what lies between them takes the
-/// kernel no longer than another call.
+/// The largest gap in bytes between ranges of one request: the kernel skips a gap of this size no slower than it
+/// handles another call.
 const NEAR: u64 = 1 << 20;
 
 fn page_size() -> u64 {
@@ -108,7 +108,7 @@ mod tests {
             let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
             let start = libc::mmap(std::ptr::null_mut(), length as usize, access, kind, -1, 0);
             assert_ne!(start, libc::MAP_FAILED);
-            // Huge pages would be there as a whole.
+            // A huge page would exist as a whole.
             libc::madvise(start, length as usize, libc::MADV_NOHUGEPAGE);
             for index in [3, 4, 63] {
                 start.cast::<u8>().add((index * page) as usize).write(1);
@@ -121,11 +121,11 @@ mod tests {
             runs.map(|run| (run.start - start) / page..(run.end - start) / page).collect::<Vec<_>>()
         };
         assert_eq!(places(PageKind::Any), [3..5, 63..64]);
-        // Nobody waits here for a page to be swapped out: what is there is either.
+        // This test does not wait until a page is swapped out: an existing page is of either kind.
         let apart: u64 =
             [PageKind::Present, PageKind::Swapped].map(places).iter().flatten().map(|run| run.end - run.start).sum();
         assert_eq!(apart, 3);
-        // All ways to ask tell the same, in one range or in many.
+        // All ways to ask give the same result, in one range or in many.
         let file = File::open("/proc/self/pagemap").unwrap();
         let mut words = Vec::new();
         page_words::runs(&file, page, PageKind::Any, &range, |run| words.push(run));
@@ -156,7 +156,7 @@ mod tests {
         let began = std::time::Instant::now();
         let file = File::open("/proc/self/pagemap").unwrap();
         let range = start as u64..start as u64 + length as u64;
-        // Kernels before 6.7 have to be asked about every single page.
+        // On kernels before 6.7, every single page has to be asked for.
         if page_scan::runs(&file, PageKind::Any, &range, &mut |_| ()) == range.end {
             assert_eq!(pages.runs(PageKind::Any, &range), []);
             assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());

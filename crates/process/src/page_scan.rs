@@ -1,5 +1,5 @@
-//! Pages as the kernel reports them in runs. It skips what does not exist without a look at each page, so a reservation of
-//! terabytes takes no time (`PAGEMAP_SCAN`, Linux 6.7).
+//! Reads pages in runs, as the kernel reports them. The kernel skips absent pages without a look at each, so a
+//! reservation of terabytes takes no time (`PAGEMAP_SCAN`, Linux 6.7).
 
 use std::fs::File;
 use std::ops::Range;
@@ -37,7 +37,7 @@ struct Region {
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: libc::c_ulong = 3 << 30 | (size_of::<Arguments>() as libc::c_ulong) << 16 | 0x66 << 8 | 16;
 
-/// Runs that one call tells.
+/// The most runs that one call returns.
 const REGIONS: usize = 512;
 
 impl PageKind {
@@ -51,8 +51,8 @@ impl PageKind {
     }
 }
 
-/// Hands each run of pages of a kind to `add`, as far as the kernel tells; where that ends, which is the start of
-/// `range` for a kernel that does not know the call.
+/// Passes each run of pages of this kind to `add`, as far as the kernel reports them. Returns the address where the
+/// reports end; that is the start of `range` if the kernel does not know the call.
 pub fn runs(file: &File, kind: PageKind, range: &Range<u64>, add: &mut impl FnMut(Range<u64>)) -> u64 {
     let mut regions = [Region::default(); REGIONS];
     let mut at = range.start;
@@ -74,7 +74,7 @@ pub fn runs(file: &File, kind: PageKind, range: &Range<u64>, add: &mut impl FnMu
         for region in regions.iter().take(count) {
             add(region.start..region.end);
         }
-        // Not a step further would be asked for ever.
+        // Without progress, the loop would never end.
         if arguments.walk_end <= at {
             return at;
         }

@@ -1,4 +1,4 @@
-//! Pages as `/proc/PID/pagemap` reports them, one word each.
+//! Reads pages as `/proc/PID/pagemap` reports them, one word each.
 
 use std::fs::File;
 use std::ops::Range;
@@ -6,10 +6,10 @@ use std::os::unix::fs::FileExt as _;
 
 use super::page_map::PageKind;
 
-/// Words that are read at once.
+/// The most words that are read at once.
 const WORDS: u64 = 8192;
 
-/// Hands each page of a kind to `add`, with what cannot be known behind them; `page` is the size of one.
+/// Passes each page of this kind to `add`. If the words end early, it also passes the rest of `range`. `page` is the page size.
 pub fn runs(file: &File, page: u64, kind: PageKind, range: &Range<u64>, mut add: impl FnMut(Range<u64>)) {
     let most = range.end.saturating_sub(range.start).div_ceil(page).min(WORDS);
     let mut bytes = vec![0; 8 * most as usize];
@@ -18,7 +18,7 @@ pub fn runs(file: &File, page: u64, kind: PageKind, range: &Range<u64>, mut add:
         let count = (range.end - at).div_ceil(page).min(WORDS);
         let wanted = &mut bytes[..8 * count as usize];
         if file.read_exact_at(wanted, at / page * 8).is_err() {
-            // What cannot be known is there: reading it tells.
+            // Pages without a word may exist: reading them will tell.
             add(at..range.end);
             break;
         }

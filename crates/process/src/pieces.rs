@@ -4,17 +4,17 @@ use std::ops::Range;
 
 use super::memory::ProcessMemory;
 
-/// Memory is read in pieces of this size: they stay in the processor's cache while they are looked through.
+/// Size of the pieces in bytes: a piece stays in the processor's cache while it is searched.
 const PIECE: usize = 1 << 20;
 
-/// Pieces that one system call reads (`IOV_MAX`).
+/// The most pieces that one system call reads (`IOV_MAX`).
 const AT_ONCE: usize = 1024;
 
-/// What is read goes on with the page after one that cannot be.
+/// After an unreadable page, reading continues with the next page.
 const PAGE: usize = 4096;
 
-/// Reads runs of memory, and hands each piece to `piece` with its address. Pieces of a run overlap by one word, so that
-/// what lies across two of them shows in one.
+/// Reads runs of memory, and passes each piece to `piece` with its address. Pieces of a run overlap by one word, so
+/// that a word across two pieces is whole in one of them.
 pub fn read(memory: &ProcessMemory, runs: &[Range<u64>], mut piece: impl FnMut(u64, &[u8])) {
     let mut buffer = vec![0; PIECE];
     let (mut places, mut size): (Vec<(u64, usize)>, usize) = (Vec::new(), 0);
@@ -53,7 +53,7 @@ fn read_places(
             }
             bytes = others;
             if own.len() < *length {
-                // Unmapped meanwhile, or not readable at all.
+                // The memory was unmapped meanwhile, or is not readable at all.
                 let gap = (own.len() + PAGE - (*start as usize + own.len()) % PAGE).min(*length);
                 (*start, *length) = (*start + gap as u64, *length - gap);
                 done += usize::from(*length == 0);
@@ -70,7 +70,7 @@ fn read_places(
 mod tests {
     use super::*;
 
-    /// A mapping of our own of so many pages, each full of its number, of which some cannot be read.
+    /// A mapping with `count` pages, each filled with its number; the pages in `holes` cannot be read.
     fn pages(count: usize, holes: &[usize]) -> u64 {
         // SAFETY: a new mapping, wherever the kernel puts it; what is written is within it.
         unsafe {
@@ -92,7 +92,7 @@ mod tests {
         let holes = [3, 4, 300, 700];
         let start = pages(701, &holes);
         let at = |page: usize| start + (page * PAGE) as u64;
-        // One longer than a piece, and many small ones, with holes at their beginning, in them and at their end.
+        // One run longer than a piece, and many small ones, with holes at their beginning, in the middle and at their end.
         let mut runs: Vec<Range<u64>> = (600..701).map(|page| at(page)..at(page + 1)).collect();
         runs.insert(0, at(0)..at(600));
         let mut seen = vec![0; 701];
@@ -108,7 +108,7 @@ mod tests {
             let expected = if holes.contains(&page) { 0..=0 } else { PAGE..=PAGE + 8 };
             assert!(expected.contains(count), "page {page}: {count}");
         }
-        // Two pieces of the long run meet twice, and share a word.
+        // Twice, two pieces of the long run meet and share a word.
         assert_eq!(seen.iter().sum::<usize>(), (701 - holes.len()) * PAGE + 2 * 8);
         let mut nothing = true;
         read(&memory, std::slice::from_ref(&(0..PAGE as u64 * 4)), |_, _| nothing = false);

@@ -1,19 +1,19 @@
-//! Reads files of `/proc` and `/sys`, small ones in four system calls. The standard library takes a dozen, since their
-//! size is 0.
+//! Reads files of `/proc` and `/sys`, small ones in four system calls. The standard library takes a dozen, because the
+//! size of these files is reported as 0.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// More than `/proc/PID/stat`, a cgroup's events and the like have.
+/// Size of the first read in bytes: more than `/proc/PID/stat`, a cgroup's events and similar files have.
 const SIZE: usize = 4096;
 
-/// Reads a file, which the kernel makes up while it is read. It gives whole lines, in parts of its own: less than was asked for
-/// is not the end.
+/// Reads a file that the kernel generates while it is read. The kernel returns whole lines, in parts of its own choice,
+/// so a short read is not the end.
 ///
 /// # Errors
-/// It is not there, or cannot be read.
+/// If the file does not exist, or cannot be read.
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let mut text = vec![0; SIZE];
@@ -31,10 +31,10 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The same as text.
+/// Reads such a file as text.
 ///
 /// # Errors
-/// As [`read`], or it is no text.
+/// As [`read`], or if the file is no text.
 pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     String::from_utf8(read(path)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
@@ -45,8 +45,8 @@ mod tests {
 
     #[test]
     fn what_the_kernel_gives_in_parts_is_read_whole() {
-        // It ends each part where a line ends, wherever that is (`seq_read_iter`, `fs/seq_file.c`).
-        // The kernel's own: BPF programs come and go, and so do their symbols.
+        // The kernel ends each part at the end of a line, wherever that is (`seq_read_iter`, `fs/seq_file.c`). Only the
+        // kernel's own symbols are compared: BPF programs come and go, and so do their symbols.
         let own = |text: Vec<u8>| {
             let text = String::from_utf8(text).unwrap();
             text.lines().filter(|line| !line.ends_with("[bpf]")).map(str::to_owned).collect::<Vec<_>>()

@@ -24,7 +24,7 @@ pub enum TargetError {
     /// There is no such process, or it has exited.
     #[error("no process {0}: it does not exist or has exited (`lj-trace list` shows the processes with LuaJIT){hint}", hint = namespace::hint(*.0))]
     NoSuchProcess(u32),
-    /// Process ids in `/proc` are not those that system calls take.
+    /// Process ids in `/proc` are not the ones that system calls take.
     #[error(
         "/proc shows the processes of another PID namespace than the one that lj-trace runs in, so it cannot tell \
          which process {0} is: mount its own (`unshare --mount-proc`, or `mount -t proc proc /proc`), or run it in the \
@@ -34,9 +34,9 @@ pub enum TargetError {
     /// The kernel refuses to show the process.
     #[error("not permitted to look at process {pid} ({path}): {why}")]
     NotPermitted {
-        /// The process.
+        /// Process id.
         pid: u32,
-        /// What was refused.
+        /// The file that could not be opened.
         path: String,
         /// What is missing, and how to get it.
         why: String,
@@ -52,7 +52,7 @@ pub enum TargetError {
     /// Any other failure to read the process.
     #[error("cannot read {path}: {source}")]
     Io {
-        /// What was read.
+        /// The file that could not be read.
         path: String,
         /// Why it failed.
         source: io::Error,
@@ -60,7 +60,7 @@ pub enum TargetError {
 }
 
 impl TargetError {
-    /// Sorts an error from a file under `/proc/PID`.
+    /// Turns an error from a file under `/proc/PID` into a [`TargetError`].
     pub fn from_io(pid: u32, path: impl Into<String>, error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ENOENT | libc::ESRCH) => Self::NoSuchProcess(pid),
@@ -78,8 +78,8 @@ pub struct Process {
     pid: u32,
     start_time: u64,
     stack_start: u64,
-    /// `/proc/PID/maps` of the program that runs in it now: the kernel binds an open one to that program's memory
-    /// (`proc_maps_open` in Linux's `fs/proc/task_mmu.c`), and shows nothing any more once that is gone.
+    /// `/proc/PID/maps` of the program that the process runs now. The kernel binds an open file to that program's
+    /// memory (`proc_maps_open` in Linux's `fs/proc/task_mmu.c`), and it reads as empty once that memory is gone.
     program: Arc<File>,
     files: Arc<OnceLock<Option<TargetFiles>>>,
     maps: Arc<KeptMaps>,
@@ -88,27 +88,27 @@ pub struct Process {
 /// How to learn that a process exits.
 #[derive(Debug)]
 pub enum Exit {
-    /// The descriptor becomes readable then.
+    /// The descriptor becomes readable when the process exits.
     Event(OwnedFd),
     /// It has exited already.
     Gone,
-    /// The kernel has no descriptor to give, or may not give it: [`Process::is_alive`] says it.
+    /// The kernel has no such descriptor, or refuses it: poll [`Process::is_alive`] instead.
     Untold,
 }
 
-/// What keeps a process from running, though it is alive.
+/// What keeps a live process from running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Halt {
     /// A signal has stopped it, until it gets `SIGCONT`.
     Signal,
     /// The process that traces it, a debugger, has stopped it.
     Tracer(u32),
-    /// It is in a frozen cgroup, until the text is written to the file.
+    /// It is in a frozen cgroup, until this text is written to this file.
     Freezer(PathBuf, &'static str),
 }
 
 impl Process {
-    /// Looks at process `pid` and makes sure that its memory may be read.
+    /// Opens process `pid` and makes sure that its memory may be read.
     ///
     /// # Errors
     /// Any [`TargetError`]: no such process, a kernel thread, a zombie, not permitted.
@@ -135,7 +135,7 @@ impl Process {
             files: Arc::default(),
             maps: Arc::default(),
         };
-        // Readable maps do not yet mean readable memory (CAP_PERFMON shows only the former), so try one byte.
+        // Readable maps do not yet mean readable memory (CAP_PERFMON is enough for the maps alone), so try one byte.
         let first = process.first_file()?;
         let probe = first.iter().find(|mapping| is_readable_file(mapping));
         if let Some(mapping) = probe
@@ -157,36 +157,36 @@ impl Process {
         self.stack_start
     }
 
-    /// Whether this very process still runs: not exited, and its pid not taken by another.
+    /// Whether this process still runs: it has not exited, and no other process has taken its id.
     pub fn is_alive(&self) -> bool {
         self.runs_same_program() || Stat::read(self.pid).is_ok_and(|stat| self.is(&stat))
     }
 
-    /// Whether the state of a process with this id is that of this one, and it has not exited.
+    /// Whether the state of the process with this id is that of this process, and it has not exited.
     fn is(&self, stat: &Stat) -> bool {
         stat.start_time == self.start_time && stat.state != 'Z' && stat.state != 'X'
     }
 
-    /// Whether it still runs the program that it ran when it was opened: it has neither exited nor executed another
-    /// one (execve(2)), be it the same file.
+    /// Whether the process still runs the program that it ran when it was opened: it has neither exited nor executed
+    /// another program (execve(2)), not even the same file again.
     pub fn runs_same_program(&self) -> bool {
         self.program.read_at(&mut [0], 0).is_ok_and(|read| read == 1)
     }
 
-    /// Whether it has executed another program since it was opened, and runs that now.
+    /// Whether the process has executed another program since it was opened, and still runs.
     pub fn has_become_another_program(&self) -> bool {
-        // One that is just exiting has lost its memory, too.
+        // A process that is exiting has lost its memory, too.
         const PF_EXITING: u64 = 4;
         let is_there = |now: Stat| self.is(&now) && now.flags & PF_EXITING == 0;
         !self.runs_same_program() && Stat::read(self.pid).is_ok_and(is_there)
     }
 
-    /// Whether it has no memory any more, since it is exiting.
+    /// Whether the process has lost its memory because it is exiting.
     pub fn is_exiting(&self) -> bool {
         !self.runs_same_program() && !self.has_become_another_program()
     }
 
-    /// What keeps it from running, if anything does.
+    /// What keeps the process from running, if anything does.
     pub fn halt(&self) -> Option<Halt> {
         match Stat::read(self.pid).ok()?.state {
             'T' => Some(Halt::Signal),
@@ -196,9 +196,9 @@ impl Process {
         }
     }
 
-    /// The process that traces it, if one does: a debugger, strace.
+    /// The process that traces this one, if there is one: a debugger, strace.
     pub fn tracer(&self) -> Option<u32> {
-        // It is a thread that traces.
+        // The tracer is named by thread id.
         let thread = status(self.pid, "TracerPid:").filter(|thread| *thread != 0)?;
         Some(status(thread, "Tgid:").unwrap_or(thread))
     }
@@ -207,8 +207,8 @@ impl Process {
     pub fn exit(&self) -> Exit {
         // SAFETY: pidfd_open(2) takes two plain integers.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.pid, 0) };
-        // The id may be another's by now, or nobody's: looked at only after the descriptor is there, which keeps the id from
-        // another.
+        // By now, the id may belong to another process or to none. It is checked only after the descriptor exists,
+        // because an open descriptor keeps the id from being reused.
         if !self.is_alive() {
             return Exit::Gone;
         }
@@ -219,13 +219,13 @@ impl Process {
         }
     }
 
-    /// Its command name (`/proc/PID/comm`) as it is shown, or an empty string if it is gone.
+    /// Its command name (`/proc/PID/comm`) as it is shown, or an empty string if the process is gone.
     pub fn command(&self) -> String {
         let bytes = std::fs::read(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
         untrusted::bytes(bytes.strip_suffix(b"\n").unwrap_or(&bytes))
     }
 
-    /// Its resident memory in bytes (`/proc/PID/statm`), or 0 if it is gone.
+    /// Its resident memory in bytes (`/proc/PID/statm`), or 0 if the process is gone.
     pub fn rss(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/statm", self.pid)).unwrap_or_default();
         let pages = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
@@ -234,8 +234,7 @@ impl Process {
         pages.saturating_mul(u64::try_from(page).unwrap_or(4096))
     }
 
-    /// Its mappings at this moment. Where there are so many that it takes long to read them, they may be as they were a
-    /// moment ago (`KeptMaps`).
+    /// Its current mappings. If there are so many that reading them takes long, they may be a moment old (`KeptMaps`).
     ///
     /// # Errors
     /// As [`Maps::read`].
@@ -243,9 +242,9 @@ impl Process {
         self.maps.get(|| Maps::read(self.pid))
     }
 
-    /// Mappings with a readable file among them, if it has one: its program is nearly always the first of all.
+    /// The first mappings, with a readable file among them if there is one: nearly always that is the program itself.
     fn first_file(&self) -> Result<Maps, TargetError> {
-        /// What the kernel gives at once, in whole lines (`seq_read_iter`, `fs/seq_file.c`).
+        /// The most bytes that the kernel returns at once, in whole lines (`seq_read_iter`, `fs/seq_file.c`).
         const PAGE: usize = 4096;
         let mut text = vec![0; PAGE];
         let length = self.program.read_at(&mut text, 0).unwrap_or(0);
@@ -258,34 +257,34 @@ impl Process {
         ProcessMemory::new(self.pid)
     }
 
-    /// Ids of its threads at this moment.
+    /// Ids of its current threads.
     ///
     /// # Errors
-    /// [`TargetError::NoSuchProcess`] if it is gone.
+    /// [`TargetError::NoSuchProcess`] if the process is gone.
     pub fn threads(&self) -> Result<Vec<u32>, TargetError> {
         let path = format!("/proc/{}/task", self.pid);
         let entries = std::fs::read_dir(&path).map_err(|error| TargetError::from_io(self.pid, &path, error))?;
         Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
     }
 
-    /// Its files, read with its own rights; none if it has gone. The first call has to come while lj-trace has all of
-    /// its privileges.
+    /// Its files, read with its own rights; [`None`] if the process is gone. The first call must come while lj-trace
+    /// has all of its privileges.
     pub fn files(&self) -> Option<&TargetFiles> {
         self.files.get_or_init(|| TargetFiles::of(self.pid).ok()).as_ref()
     }
 
-    /// Where `path`, as the target sees it, is found from here.
+    /// The path from here to `path`, as the target sees it.
     pub fn rooted(&self, path: &Path) -> PathBuf {
         let mut rooted = PathBuf::from(format!("/proc/{}/root", self.pid));
         rooted.push(path.strip_prefix("/").unwrap_or(path));
         rooted
     }
 
-    /// Opens the file behind a mapping: the very inode that is mapped, be it deleted, replaced, or in
-    /// another mount namespace; by its path under the target's root where the kernel refuses `map_files`.
+    /// Opens the file behind a mapping: the inode that is mapped, even if it is deleted, replaced, or in another mount
+    /// namespace. If the kernel refuses `map_files`, it opens the file by its path under the target's root.
     ///
     /// # Errors
-    /// Whatever opening the file gives.
+    /// The errors of opening the file.
     pub fn open_mapped_file(&self, mapping: &Mapping) -> io::Result<File> {
         use std::os::unix::fs::MetadataExt as _;
         let by_link = File::open(mapping.map_files_link(self.pid));
@@ -293,7 +292,7 @@ impl Process {
             Ok(file) => return Ok(file),
             Err(error) => error,
         };
-        // Another file may have taken the path since (an upgrade): never read that one for this one. The link to the
+        // Another file may have taken the path since (an upgrade): never read that file instead. The link to the
         // program itself leads to the old file even then.
         let program = PathBuf::from(format!("/proc/{}/exe", self.pid));
         let paths = mapping.file_path().map(|path| self.rooted(path)).into_iter().chain([program]);
@@ -313,14 +312,15 @@ fn status(pid: u32, key: &str) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
 }
 
-/// The state of a thread as a letter (proc(5)): `R` runs or could, `S` and `D` wait. [`None`] if it is gone, or nobody tells.
+/// The state of a thread as a letter (proc(5)): `R` is running or runnable, `S` and `D` wait. [`None`] if the thread is
+/// gone or cannot be read.
 pub fn thread_state(pid: u32, tid: u32) -> Option<char> {
     let stat = proc_file::read(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
     let stat = String::from_utf8_lossy(&stat);
     stat.get(stat.rfind(')')? + 1..)?.trim_start().chars().next()
 }
 
-/// The fields of `/proc/PID/stat` that matter here (proc(5)).
+/// The fields of `/proc/PID/stat` that are used (proc(5)).
 struct Stat {
     state: char,
     flags: u64,
@@ -370,14 +370,14 @@ mod tests {
         let mut shell = std::process::Command::new("sh");
         let mut child = shell.args(["-c", script]).stdin(std::process::Stdio::piped()).spawn().unwrap();
         let process = loop {
-            // Until then it is this test.
+            // Until it executes the shell, the child is a copy of this test.
             let process = Process::open(child.id()).unwrap();
             if process.command() == "sh" {
                 break process;
             }
         };
         assert!(process.runs_same_program());
-        // It goes on when its input ends.
+        // The shell continues when its input ends.
         drop(child.stdin.take());
         while process.command() != "sleep" {
             std::thread::yield_now();

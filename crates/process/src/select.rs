@@ -1,4 +1,4 @@
-//! Selects processes by what people know them by, instead of by process id.
+//! Selects processes by names that users know, instead of by process id.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::proc_file;
 
-/// What chooses processes.
+/// A way to choose processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selector {
     /// The name of the command, or of its file: `nginx`.
@@ -19,11 +19,11 @@ pub enum Selector {
     Container(String),
 }
 
-/// Fewer digits of a container's id may be those of another one, too.
+/// The fewest digits of a container's id that are accepted: with fewer, several containers may match.
 pub const LEAST_OF_ID: usize = 4;
 
 impl Selector {
-    /// The processes that it chooses now, by process id; lj-trace itself is none of them.
+    /// Ids of the processes that match now, without lj-trace itself.
     pub fn processes(&self) -> Vec<u32> {
         let own = std::process::id();
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -52,7 +52,7 @@ impl fmt::Display for Selector {
     }
 }
 
-/// Whether the command or its file has this name. The kernel keeps the first 15 bytes of a command's.
+/// Whether the command or its file has this name. The kernel keeps the first 15 bytes of a command's name.
 fn has_name(pid: u32, name: &str) -> bool {
     const KEPT: usize = 15;
     let folder = format!("/proc/{pid}");
@@ -64,13 +64,13 @@ fn has_name(pid: u32, name: &str) -> bool {
         || fs::read_link(Path::new(&folder).join("exe")).is_ok_and(|file| file_name(&file) == Some(name.as_bytes()))
 }
 
-/// The name of a file, also of one that was removed since.
+/// The name of a file, without the mark of a file that was deleted since.
 fn file_name(path: &Path) -> Option<&[u8]> {
     let name = path.file_name().map(OsStr::as_bytes)?;
     Some(name.strip_suffix(b" (deleted)").unwrap_or(name))
 }
 
-/// Whether a part of the path of one of its control groups is as wanted.
+/// Whether `is_wanted` accepts a part of the path of one of the process's control groups.
 fn in_group(pid: u32, is_wanted: impl Fn(&str) -> bool) -> bool {
     let groups = proc_file::read_text(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     groups.lines().filter_map(|line| line.splitn(3, ':').nth(2)).flat_map(|path| path.split('/')).any(is_wanted)
@@ -80,9 +80,10 @@ fn is_unit(part: &str, unit: &str) -> bool {
     part == unit || part.strip_suffix(".service") == Some(unit)
 }
 
-/// Whether it is the group of a container: `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, `libpod-ID.scope`.
+/// Whether this part of the path names the group of the container `id`:
+/// `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, `libpod-ID.scope`.
 fn is_container(part: &str, id: &str) -> bool {
-    /// What engines give.
+    /// Digits of an id, as container engines generate it.
     const DIGITS: usize = 64;
     let name = part.strip_suffix(".scope").unwrap_or(part);
     let own = name.rsplit('-').next().unwrap_or(name);

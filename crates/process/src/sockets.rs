@@ -1,16 +1,16 @@
-//! Sockets between processes of lj-trace: they carry words, and descriptors with them.
+//! Sockets between processes of lj-trace: they carry words, and descriptors along with them.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
 
-/// Descriptors that may come with a message.
+/// The most descriptors in a message.
 pub const DESCRIPTORS: usize = 3;
 
-/// Two sockets that are connected, of this kind (`SOCK_SEQPACKET`, which keeps messages apart, or `SOCK_STREAM`).
+/// Two connected sockets of this kind (`SOCK_SEQPACKET`, which keeps messages apart, or `SOCK_STREAM`).
 ///
 /// # Errors
-/// There are too many descriptors.
+/// If there are too many descriptors.
 pub fn pair(kind: libc::c_int) -> io::Result<(OwnedFd, OwnedFd)> {
     let mut pair: [RawFd; 2] = [-1; 2];
     // SAFETY: the call writes two descriptors.
@@ -21,14 +21,14 @@ pub fn pair(kind: libc::c_int) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(pair.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).into())
 }
 
-/// Room for what the kernel says of the descriptors that come with a message.
+/// Room for the kernel's description of the descriptors in a message.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
-/// Sends words, and descriptors with them. It allocates nothing.
+/// Sends words together with descriptors. It allocates nothing.
 ///
 /// # Errors
-/// What sendmsg(2) says.
+/// The errors of sendmsg(2).
 pub fn send(socket: RawFd, words: &[u64], descriptors: &[RawFd]) -> io::Result<()> {
     let mut control = Control([0; 64]);
     let mut part = libc::iovec { iov_base: words.as_ptr().cast_mut().cast(), iov_len: size_of_val(words) };
@@ -54,11 +54,11 @@ pub fn send(socket: RawFd, words: &[u64], descriptors: &[RawFd]) -> io::Result<(
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Receives a message into `words`; how many there are, and the descriptors that came along. None is the end. It
-/// allocates nothing.
+/// Receives a message into `words`. Returns the number of words, and the descriptors that came along. Zero words mean
+/// that the other end was closed. It allocates nothing.
 ///
 /// # Errors
-/// What recvmsg(2) says.
+/// The errors of recvmsg(2).
 pub fn receive(socket: RawFd, words: &mut [u64]) -> io::Result<(usize, [RawFd; DESCRIPTORS])> {
     let mut control = Control([0; 64]);
     let mut part = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size_of_val(words) };

@@ -1,7 +1,7 @@
-//! Which processes have started since the last look, without a look at all that there are.
+//! Finds the processes that have started since the last look, without a look at all processes.
 //!
-//! The kernel gives numbers to processes and threads in their order, and tells the last one (`/proc/loadavg`). So only those between
-//! two looks have to be looked at.
+//! The kernel numbers processes and threads in ascending order, and shows the last number (`/proc/loadavg`). So only
+//! the numbers between two looks need a check.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -9,40 +9,40 @@ use std::time::{Duration, Instant};
 
 use crate::proc_file;
 
-/// If it has given more numbers than that, it takes less to list all processes.
+/// If there are more new numbers than this, listing all processes takes less time.
 const MANY: u32 = 256;
 
-/// All processes are to be listed as often as that, whatever was seen of those that have started.
+/// All processes must be listed this often, whatever was seen of new ones.
 const LIST_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Where others start processes all the time, the next list waits for so many times as long as the last one took.
+/// If other programs start processes all the time, the next list waits for this multiple of the time that the last one took.
 const WAIT: u32 = 100;
 
 /// A process that has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StartedProcess {
-    /// Its id.
+    /// Its process id.
     pub pid: u32,
-    /// That of the process that has started it, or of whoever looks after it since that one is gone.
+    /// The id of the process that has started it, or of the process that has adopted it since.
     pub parent: u32,
 }
 
-/// Looks for processes that have started.
+/// Finds processes that have started.
 #[derive(Debug, Default)]
 pub struct StartedProcesses {
     last: Option<u32>,
-    /// `/proc/loadavg`: it is read many times a second.
+    /// `/proc/loadavg`, kept open because it is read many times a second.
     file: Option<File>,
-    /// Numbers that nothing had at the last look: the kernel gives one before it shows who has it.
+    /// Numbers that belonged to nothing at the last look: the kernel gives out a number before it shows the process.
     absent: Vec<u32>,
-    /// When all were listed; [`None`] if some were missed since.
+    /// When all processes were last listed; [`None`] if some were missed since.
     listed: Option<Instant>,
-    /// When that may be done again.
+    /// The earliest time of the next list.
     next_list: Option<Instant>,
 }
 
 impl StartedProcesses {
-    /// Those since the last look; some may be gone already.
+    /// The processes that have started since the last look; some may be gone already.
     pub fn look(&mut self) -> Vec<StartedProcess> {
         self.since().unwrap_or_else(|| {
             self.listed = None;
@@ -55,20 +55,20 @@ impl StartedProcesses {
         !self.absent.is_empty()
     }
 
-    /// Whether it is time to list all processes: some were missed, or it was long ago. Who does so tells it by
+    /// Whether it is time to list all processes: some were missed, or the last list is old. After listing them, call
     /// [`listed`](Self::listed).
     pub fn is_list_due(&self, now: Instant) -> bool {
         let is_old = self.listed.is_none_or(|listed| now.duration_since(listed) >= LIST_INTERVAL);
         is_old && self.next_list.is_none_or(|next| now >= next)
     }
 
-    /// Notes that all were listed, from that moment until now.
+    /// Notes that all processes were listed, between `began` and now.
     pub fn listed(&mut self, began: Instant) {
         self.listed = Some(began);
         self.next_list = Instant::now().checked_add(began.elapsed() * WAIT);
     }
 
-    /// [`None`] if nobody knows: it was the first look, numbers began anew, or there were too many.
+    /// [`None`] if the new processes are not known: at the first look, after numbers began anew, or if there were too many.
     fn since(&mut self) -> Option<Vec<StartedProcess>> {
         let last = self.last_number();
         let before = std::mem::replace(&mut self.last, last);
@@ -93,7 +93,7 @@ impl StartedProcesses {
         Some(started)
     }
 
-    /// The number that the kernel has given last, to a process or a thread, in our PID namespace. [`None`] if it does not tell.
+    /// The last number that the kernel gave to a process or a thread in this PID namespace. [`None`] if it cannot be read.
     fn last_number(&mut self) -> Option<u32> {
         let file = match &mut self.file {
             Some(file) => file,
@@ -105,7 +105,7 @@ impl StartedProcesses {
     }
 }
 
-/// Who has a number.
+/// The owner of a number.
 enum Numbered {
     Process(StartedProcess),
     Thread,
@@ -140,12 +140,12 @@ mod tests {
                 (0..round % 5).map(|_| Command::new("sleep").arg("60").spawn().unwrap()).collect();
             // SAFETY: it takes nothing and cannot fail.
             let tid = thread::spawn(|| unsafe { libc::gettid() } as u32).join().unwrap();
-            // Of some, the kernel had not shown more than the number.
+            // For some numbers, the kernel had not shown the process yet.
             let mut seen = Vec::new();
             for _ in 0..2 {
                 seen.extend(looks.look());
             }
-            // Many others have started, or their numbers have begun anew.
+            // Many other processes have started, or their numbers have begun anew.
             if looks.listed.is_none() {
                 seen = children
                     .iter()

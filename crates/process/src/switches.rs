@@ -3,30 +3,30 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How often it is looked, at least: what threads that have ended did since is not known.
+/// The longest time between two looks: what a thread did between the last look and its end is lost.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where there are many threads looking takes long: it is done so seldom that it takes no more than this part of a core.
+/// If there are many threads, a look takes long: looks are then so rare that they take at most this part of a core.
 const SHARE: u32 = 200;
 
 /// Counts the context switches of a process from now on.
 #[derive(Debug)]
 pub struct Switches {
     pid: u32,
-    /// Of each thread, at the last look.
+    /// Context switches of each thread, at the last look.
     threads: HashMap<u32, u64>,
     sum: u64,
     next: Instant,
 }
 
 impl Switches {
-    /// Begins.
+    /// Begins to count the context switches of process `pid`.
     pub fn of(pid: u32) -> Self {
         let threads = read(pid).collect();
         Self { pid, threads, sum: 0, next: Instant::now() + INTERVAL }
     }
 
-    /// Looks, if it is time to.
+    /// Takes a look, if it is time for one.
     pub fn look(&mut self) {
         let now = Instant::now();
         if now >= self.next {
@@ -35,7 +35,7 @@ impl Switches {
         }
     }
 
-    /// How many there were so far, voluntary ones and others.
+    /// How many context switches there were so far, voluntary and involuntary.
     pub fn count(&mut self) -> u64 {
         let now: HashMap<u32, u64> = read(self.pid).collect();
         for (thread, switches) in &now {
@@ -46,7 +46,7 @@ impl Switches {
     }
 }
 
-/// The threads of a process with the number of their switches since they were started.
+/// The threads of a process, each with the number of its context switches since it started.
 fn read(pid: u32) -> impl Iterator<Item = (u32, u64)> {
     let folder = format!("/proc/{pid}/task");
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -56,7 +56,7 @@ fn read(pid: u32) -> impl Iterator<Item = (u32, u64)> {
     })
 }
 
-/// The sum in a `/proc/PID/task/TID/status` (proc(5)).
+/// The sum of both kinds of switches in a `/proc/PID/task/TID/status` (proc(5)).
 fn parse(status: &str) -> Option<u64> {
     let line = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
     Some(line("voluntary_ctxt_switches:")? + line("nonvoluntary_ctxt_switches:")?)

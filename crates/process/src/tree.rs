@@ -1,4 +1,4 @@
-//! Opens files beneath a folder that somebody else may have arranged: only regular files, and none outside of it.
+//! Opens files beneath a folder whose contents somebody else may control: only regular files, and none outside of the folder.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -12,22 +12,22 @@ use std::path::Path;
 /// Why a file was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Refused {
-    /// There is none.
+    /// There is no such file.
     #[error("not there")]
     Missing,
-    /// Whoever it is read for may not read it.
+    /// The process that the file is read for may not read it.
     #[error("the process itself may not read it")]
     NotPermitted,
-    /// A folder, a device, a pipe.
+    /// It is a folder, a device or a pipe.
     #[error("no regular file")]
     NotAFile,
-    /// In a file system whose files somebody makes up when they are read: proc, sysfs, FUSE.
+    /// It is in a file system that generates its files when they are read: proc, sysfs, FUSE.
     #[error("not in a file system that stores files")]
     MadeUp,
-    /// Longer than anything that is of use.
+    /// It is longer than any useful file.
     #[error("too large")]
     TooLarge,
-    /// It took too long, or all that may be read was read.
+    /// Reading took too long, or the byte limit is used up.
     #[error("the time or the bytes that reading may take are used up")]
     Spent,
     /// Anything else.
@@ -45,11 +45,11 @@ impl Refused {
     }
 }
 
-/// A folder, and all that is beneath it.
+/// A folder, and everything beneath it.
 #[derive(Debug)]
 pub struct Tree {
     root: OwnedFd,
-    /// Whether only what everybody may read is opened.
+    /// Whether only files that everybody may read are opened.
     public_only: bool,
 }
 
@@ -61,8 +61,8 @@ struct OpenHow {
     resolve: u64,
 }
 
-/// The file systems that store files, by what statfs(2) calls them (linux/magic.h). What is missing here is refused: who
-/// mounts FUSE answers each read as late as he likes.
+/// The file systems that store files, by their magic numbers for statfs(2) (linux/magic.h). All others are refused: the
+/// owner of a FUSE mount can delay each answer at will.
 const STORES_FILES: [u32; 19] = [
     0x0000_ef53, // ext2, ext3, ext4
     0x5846_5342, // XFS
@@ -86,27 +86,27 @@ const STORES_FILES: [u32; 19] = [
 ];
 
 impl Tree {
-    /// What is beneath the folder at `path`.
+    /// The files beneath the folder at `path`.
     ///
     /// # Errors
-    /// It is not there, or is no folder.
+    /// If it does not exist, or is no folder.
     pub fn open(path: &Path) -> io::Result<Self> {
         let folder = File::options().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(path)?;
         Ok(Self { root: folder.into(), public_only: false })
     }
 
-    /// From here on only files that everybody may read are opened.
+    /// From now on, only files that everybody may read are opened.
     pub(super) fn only_public(&mut self) {
         self.public_only = true;
     }
 
-    /// Opens the file at `path`. Links lead to places beneath the folder, absolute ones too, and never through those of
-    /// /proc.
+    /// Opens the file at `path`. Links lead to places beneath the folder, absolute links too, but the magic links of
+    /// /proc are not followed.
     ///
     /// # Errors
-    /// It is not there, may not be read, or is no file.
+    /// If it does not exist, may not be read, or is no regular file.
     pub fn file(&self, path: &Path) -> Result<File, Refused> {
-        // Opening a device or a pipe may have effects: what it is has to be known before.
+        // Opening a device or a pipe may have effects, so the type of the file must be known first.
         let place = self.resolve(path).map_err(|error| Refused::of(&error))?;
         let metadata = place.metadata().map_err(|error| Refused::of(&error))?;
         if !metadata.is_file() {
@@ -118,7 +118,7 @@ impl Tree {
         if self.public_only && metadata.mode() & 0o004 == 0 {
             return Err(Refused::NotPermitted);
         }
-        // The same file again, by the link to what is open already.
+        // Opens the same file again, by the link to the open descriptor.
         let again = format!("/proc/self/fd/{}", place.as_raw_fd());
         let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(again);
         opened.map_err(|error| Refused::of(&error))
@@ -127,7 +127,7 @@ impl Tree {
     /// Reads the file at `path`, if it is no longer than `limit`.
     ///
     /// # Errors
-    /// As [`Self::file`], and it is longer.
+    /// As [`Self::file`], and if the file is longer.
     pub fn read(&self, path: &Path, limit: u64) -> Result<Vec<u8>, Refused> {
         let file = self.file(path)?;
         let failed = |error: io::Error| Refused::of(&error);
@@ -135,16 +135,16 @@ impl Tree {
             return Err(Refused::TooLarge);
         }
         let mut bytes = Vec::new();
-        // It may grow meanwhile.
+        // The file may grow meanwhile.
         file.take(limit + 1).read_to_end(&mut bytes).map_err(failed)?;
         if bytes.len() as u64 > limit { Err(Refused::TooLarge) } else { Ok(bytes) }
     }
 
-    /// Finds the file, without opening it.
+    /// Finds the file, without opening it for reading.
     fn resolve(&self, path: &Path) -> io::Result<File> {
         const RESOLVE_NO_MAGICLINKS: u64 = 0x02;
         const RESOLVE_IN_ROOT: u64 = 0x10;
-        /// The kernel gives up where names change while it looks.
+        /// How often to try: the kernel gives up if names change during its lookup.
         const TRIES: usize = 8;
         let path = CString::new(path.as_os_str().as_bytes())?;
         let how = OpenHow {
@@ -177,7 +177,7 @@ impl Tree {
     }
 }
 
-/// Whether a file is in a file system that stores files.
+/// Whether a file is in one of the file systems that store files.
 fn stores_files(file: &File) -> io::Result<bool> {
     let mut system = MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the descriptor is open, and the call fills in the structure.
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(read("/".into()), Err(Refused::NotAFile));
         assert_eq!(read("/proc/version".into()), Err(Refused::MadeUp));
         assert_eq!(read("/sys/kernel/notes".into()), Err(Refused::MadeUp));
-        // A link that the kernel makes up as it goes.
+        // A link that the kernel resolves by itself.
         assert_eq!(read("/proc/self/environ".into()), Err(Refused::MadeUp));
         assert_eq!(read("/proc/self/exe".into()), Err(Refused::Failed));
     }

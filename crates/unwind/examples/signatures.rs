@@ -1,8 +1,8 @@
 //! Learns the signatures of LuaJIT's functions from builds with symbols, and measures how well they work.
 //!
-//! `signatures learn TABLE FILE...` writes a table; `signatures measure FILE...` learns from all files but one, forgets the
-//! symbols of that one, names its functions, and compares, for each; `signatures check FILE...` does the same with the table that
-//! is built in, on files that it need not have been learned from.
+//! `signatures learn TABLE FILE...` writes a table. `signatures measure FILE...` does this for each file: it learns
+//! from all other files, ignores the symbols of this one, names its functions, and compares. `signatures check FILE...`
+//! does the same with the built-in table, on files that the table need not have been learned from.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -55,7 +55,7 @@ fn learned(files: &[&str]) -> SignatureTable {
         let (module, symbols) = module(file);
         learn(&mut table, &module, &pairs(&symbols));
     }
-    // Lists of what interpreters call, by names.
+    // Lists of the functions that interpreters call, by name.
     let folder = std::env::var_os("INTERPRETERS").map(std::fs::read_dir);
     for list in folder.into_iter().flatten().flatten() {
         let list = std::fs::read_to_string(list.expect("an entry").path()).expect("a list");
@@ -67,17 +67,17 @@ fn learned(files: &[&str]) -> SignatureTable {
     SignatureTable::parse(&table.text()).expect("a table")
 }
 
-/// How many names are wrong.
+/// Counts the wrong names.
 fn compare(table: &SignatureTable, file: &str) -> usize {
     let (module, symbols) = module(file);
-    // What would be left of the symbols.
+    // The symbols that a stripped file would keep.
     let is_exported = |name: &str| {
         (name.starts_with("lua_") || name.starts_with("luaL_") || name.starts_with("luaopen_"))
             && std::env::var_os("STATIC").is_none()
     };
     let stripped = symbols.only(|name| name.ends_with("@plt") || is_exported(name));
     let interpreter = interpreter_of(&pairs(&symbols)).expect("an interpreter");
-    // The functions of libraries, which a live VM has the names of.
+    // Functions of LuaJIT's libraries: a live VM has their names.
     let is_library = |name: &str| name.starts_with("lj_cf_") && std::env::var_os("LIB").is_some();
     let library = symbols.iter().filter(|symbol| is_library(symbol.name));
     let known: Vec<_> = library.filter_map(|symbol| Some((symbol.address, table.id(symbol.name)?))).collect();
@@ -122,7 +122,7 @@ fn compare(table: &SignatureTable, file: &str) -> usize {
     wrong
 }
 
-/// A name without what the compiler has added for copies and parts.
+/// A name without the suffix that the compiler has added for copies and parts.
 fn base(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }

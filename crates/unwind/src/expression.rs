@@ -8,17 +8,17 @@ use super::{StackCopy, UnwindEnd};
 /// The bytecode of an expression.
 pub type Expression = Box<[u8]>;
 
-/// How unwind expressions are encoded where addresses have 64 bits.
+/// The encoding of unwind expressions with 64-bit addresses.
 const ENCODING: Encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 5 };
 
-/// More than any real expression takes; a loop in a damaged one ends here.
+/// The most operations: more than any real expression takes. A loop in a damaged expression ends here.
 const MAX_OPERATIONS: u32 = 256;
 
-/// The value of an expression. `initial` is put on its stack first (the CFA, for a register's rule).
+/// The value of an expression. `initial` is pushed onto its stack first (the CFA, for a register's rule).
 ///
 /// # Errors
-/// [`UnwindEnd::StackNotCaptured`] if it reads memory outside of the copy, [`UnwindEnd::RegisterLost`] if
-/// it needs a register that is not known, [`UnwindEnd::BadUnwindInfo`] for anything it cannot mean here.
+/// [`UnwindEnd::StackNotCaptured`] if it reads memory outside of the copy, [`UnwindEnd::RegisterLost`] if it needs a
+/// register that is not known, [`UnwindEnd::BadUnwindInfo`] for anything that makes no sense here.
 pub fn evaluate(
     code: &[u8],
     initial: Option<u64>,
@@ -88,7 +88,7 @@ mod tests {
         let bad = Err(UnwindEnd::BadUnwindInfo { pc: 1 });
         assert_eq!(evaluate(&[0xff], None, &registers, &NO_STACK), bad);
         assert_eq!(evaluate(&[], None, &registers, &NO_STACK), bad);
-        // DW_OP_skip(-3): forever.
+        // DW_OP_skip(-3): an endless loop.
         assert_eq!(evaluate(&[0x2f, 0xfd, 0xff], None, &registers, &NO_STACK), bad);
         // DW_OP_breg3: rbx is not known.
         assert_eq!(evaluate(&[0x73, 0], None, &registers, &NO_STACK), Err(UnwindEnd::RegisterLost { pc: 1 }));

@@ -11,9 +11,9 @@ use super::table::{Context, FunctionRange, UnwindTable};
 /// The unwind table of one file.
 #[derive(Debug)]
 pub enum Frames {
-    /// Read by this process.
+    /// This process has read the table.
     Here(UnwindTable),
-    /// With the reader.
+    /// The reader has the table.
     Apart(Apart),
 }
 
@@ -21,11 +21,11 @@ pub enum Frames {
 #[derive(Debug)]
 pub struct Apart {
     file: Arc<Distrusted>,
-    /// The last answer: the same address is asked for its function and for its row.
+    /// The last answer: usually both the function and the row of an address are needed.
     last: Mutex<Option<(u64, Option<Found>)>>,
 }
 
-/// What a table says of an address.
+/// What a table says about an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     function: FunctionRange,
@@ -33,21 +33,21 @@ pub struct Found {
 }
 
 impl Found {
-    /// Looks an address up; none if no function of the table covers it.
+    /// Looks up an address; [`None`] if no function of the table covers it.
     pub fn look_up(table: &UnwindTable, address: u64, context: &mut Context) -> Option<Self> {
         Some(Self { function: table.function(address)?, row: table.row(address, context) })
     }
 }
 
 impl Frames {
-    /// The table of a file that others can have written; none if it has none.
+    /// The table of a file that other users may have written; [`None`] if the file has none.
     pub fn apart(file: &Arc<Distrusted>) -> Option<Self> {
         let has: bool = file.ask(Question::HasTable, 0)?;
         has.then(|| Self::Apart(Apart { file: Arc::clone(file), last: Mutex::default() }))
     }
 
-    /// The row for the instruction at `address` (the file's own); none if no function of the table covers it or its entry is
-    /// damaged.
+    /// The row for the instruction at `address` (as in the file); [`None`] if no function of the table covers it or its
+    /// entry is damaged.
     pub fn row(&self, address: u64, context: &mut Context) -> Option<UnwindRow> {
         match self {
             Self::Here(table) => table.row(address, context),
@@ -81,7 +81,7 @@ impl Apart {
             return found.clone();
         }
         let found: Option<Found> = self.file.ask(Question::Row, address).unwrap_or_default();
-        // A function that does not cover the address is no answer to the question.
+        // A function that does not cover the address is no valid answer.
         let found = found.filter(|found| (found.function.start..found.function.end).contains(&address));
         *last = Some((address, found.clone()));
         found
@@ -127,7 +127,7 @@ mod tests {
             let mut bytes = Vec::new();
             found.put(&mut bytes);
             assert_eq!(parse(&bytes), Some(found));
-            // Whatever it is, it is taken or not.
+            // Any bytes are either accepted or rejected, without a panic.
             for index in 0..bytes.len() {
                 for value in [0, 1, 2, 17, 255] {
                     let mut damaged = bytes.clone();

@@ -1,8 +1,8 @@
 //! Native unwinding of a sample: from the registers and the copied stack to the program's entry.
 //!
-//! Ordinary code is unwound with `.eh_frame`, keeping all callee-saved registers exact, since the VM keeps
-//! its state in them. The VM's own code has rules of its own ([`arch`]). Only code and
-//! unwind tables are read from the target, which runs on meanwhile; the stack is the sample's copy.
+//! Ordinary code is unwound with `.eh_frame`. All callee-saved registers stay exact, because the VM keeps its state in
+//! them. The VM's own code has rules of its own ([`arch`]). The unwinder reads only code and unwind tables from the
+//! target, which keeps running meanwhile; the stack is the sample's copy.
 //!
 //! LuaJIT's sources: [`vm_ffi_call`].
 //!
@@ -39,16 +39,16 @@ pub use vm_frame::{BaseAfterCall, CFrame, Region, VmCode};
 
 use lj_trace_process::Process;
 
-/// The frames of one sample: more than a copied stack of 64 KiB can hold, of compiled C code.
+/// The most frames of one sample: more than a copied stack of 64 KiB can hold, if the code is compiled C.
 const MAX_FRAMES: usize = 2048;
 
-/// Rows kept; a program rarely shows more than some thousand distinct addresses.
+/// The most rows that are kept; a program rarely shows more than some thousand distinct addresses.
 const MAX_CACHED: usize = 1 << 15;
 
-/// Interpreters kept: a library that is loaded again and again may be somewhere else each time.
+/// The most interpreters that are kept: a library that is loaded again and again may have another address each time.
 const MAX_TEXTS: usize = 64;
 
-/// The interpreter is some 15 KB; a larger range is a mistake of the caller's.
+/// The most bytes of an interpreter: it has some 15 KB, so a larger range is a mistake of the caller.
 const MAX_TEXT: u64 = 1 << 20;
 
 /// A sampled stack, as it was at the moment of the sample.
@@ -74,12 +74,12 @@ impl StackCopy<'_> {
     }
 }
 
-/// Why a native stack ends where it does.
+/// Why the unwinding of a native stack ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnwindEnd {
-    /// It is complete: the program's entry, or a thread's or coroutine's first function.
+    /// The stack is complete: the program's entry, or a thread's or coroutine's first function.
     Entry,
-    /// The code at `pc` is of a file without unwind information for it.
+    /// The file of the code at `pc` has no unwind information for it.
     NoUnwindInfo {
         /// The address.
         pc: u64,
@@ -104,7 +104,7 @@ pub enum UnwindEnd {
         /// The address.
         pc: u64,
     },
-    /// The next frame would not be further up the stack.
+    /// The next frame would not be higher on the stack.
     NotIncreasing {
         /// The address.
         pc: u64,
@@ -114,20 +114,20 @@ pub enum UnwindEnd {
         /// The address.
         pc: u64,
     },
-    /// The code at `pc` is a trace's, or the trace exit handler, and no C frame of its VM was captured.
+    /// The code at `pc` belongs to a trace or to the trace exit handler, and no C frame of its VM was captured.
     NoCFrame {
         /// The address.
         pc: u64,
     },
-    /// An error is being thrown, and the return address is the handler's already (`uw_install_context_1` of libgcc): the stack is
-    /// about to be cut.
+    /// An error is being thrown, and the return address already leads to the handler (`uw_install_context_1` of
+    /// libgcc): the stack is about to be cut.
     Thrown {
         /// The address.
         pc: u64,
     },
     /// More frames than a sample may have.
     Limit,
-    /// The frame belongs to a C frame that the walk of the Lua stack has left out.
+    /// The frame belongs to a C frame that the walk of the Lua stack left out.
     LeftOut,
 }
 
@@ -137,7 +137,7 @@ impl UnwindEnd {
         self == Self::Entry
     }
 
-    /// The reason in a few words, for counters and for the frame shown in place of the missing ones.
+    /// The reason in a few words, for counters and for the frame that replaces the missing ones.
     pub fn reason(self) -> &'static str {
         match self {
             Self::Entry => "entry",
@@ -156,25 +156,24 @@ impl UnwindEnd {
     }
 }
 
-/// What a native frame is.
+/// The kind of a native frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NativeKind {
     /// Compiled code.
     Native,
-    /// The VM: here the Lua frames belong that run in its C frame.
+    /// The VM: the Lua frames of its C frame belong here.
     Vm {
-        /// The C frame that this native frame is; none while the VM is entering or leaving it.
+        /// Address of the C frame that this native frame is; [`None`] while the VM is entering or leaving it.
         cframe: Option<u64>,
-        /// The VM: an index into the list given to [`Unwinder::unwind`].
+        /// Index of the VM in the list given to [`Unwinder::unwind`].
         vm: usize,
-        /// The registers at this frame: of the sample if it is the first one, else as its callees
-        /// preserved them.
+        /// The registers at this frame: the sample's registers for the first frame, else as the frame's callees preserved them.
         registers: Registers,
-        /// Which of the VM's code it runs.
+        /// The part of the VM's code that the frame runs.
         region: Region,
     },
-    /// Frames that could not be unwound, for this reason. The next frame is the VM's next C frame, found
-    /// by the VM's own account: its `pc` and volatile registers are not known (`pc` is 0).
+    /// Frames that could not be unwound, for this reason. The next frame is the VM's next C frame, which the VM's own
+    /// data name: its `pc` and volatile registers are not known (`pc` is 0).
     Missing(UnwindEnd),
 }
 
@@ -187,12 +186,12 @@ pub struct NativeFrame {
     pub is_return: bool,
     /// The stack pointer while the frame runs.
     pub sp: u64,
-    /// What it is.
+    /// The kind of the frame.
     pub kind: NativeKind,
 }
 
 impl NativeFrame {
-    /// The address by which the frame's function is found: a call may be its last instruction.
+    /// An address for looking up the frame's function: a call may be the last instruction of the function.
     pub fn lookup_address(&self) -> u64 {
         self.pc.wrapping_sub(u64::from(self.is_return))
     }
@@ -203,14 +202,14 @@ impl NativeFrame {
 pub struct NativeStack {
     /// The frames.
     pub frames: Vec<NativeFrame>,
-    /// Why it ends.
+    /// Why the stack ends.
     pub end: UnwindEnd,
-    /// Of a complete stack: first address after what was needed of it.
+    /// For a complete stack: first address after the part that unwinding needed.
     pub reach: u64,
 }
 
-/// Whether a frame may belong to a C frame that is not known, between two that are. Of a trace it cannot be told: its
-/// C frame is the next one there is.
+/// Whether a frame may belong to an unknown C frame between two known ones; if so, it removes the frame's C frame. A trace
+/// always has the next known C frame, so its frame may belong to an unknown one even then.
 fn leave_out(kind: &mut NativeKind, registers: &Registers, cframes: &[CFrame]) -> bool {
     let next = cframes.iter().find(|cframe| cframe.address >= registers.sp());
     let NativeKind::Vm { cframe, region, .. } = kind else { return false };
@@ -226,13 +225,13 @@ fn leave_out(kind: &mut NativeKind, registers: &Registers, cframes: &[CFrame]) -
 pub struct Unwinder {
     modules: Modules,
     context: table::Context,
-    /// Rows by the address they were looked up for, and whether it was a return address.
+    /// Rows by the address that was looked up, and whether that is a return address.
     rows: AddressMap<(u64, bool), Result<Arc<UnwindRow>, UnwindEnd>>,
     texts: HashMap<Range<u64>, Arc<VmText>>,
 }
 
 impl Unwinder {
-    /// An unwinder for `process`; modules are read as samples fall into them.
+    /// An unwinder for `process`. It opens a module when the first sample hits it.
     pub fn new(process: Process) -> Self {
         Self {
             modules: Modules::new(process),
@@ -249,13 +248,12 @@ impl Unwinder {
         }
     }
 
-    /// Whether `pc` is in the trampoline that the kernel makes probed functions return to.
+    /// Whether `pc` is in the trampoline to which the kernel makes probed functions return.
     pub fn in_uprobe_trampoline(&mut self, pc: u64) -> bool {
         matches!(self.modules.find(pc).0, CodePlace::UprobeTrampoline)
     }
 
-    /// Unwinds one sample: its registers and stack, the VMs' code, and the C frames found on the stack,
-    /// sorted by address.
+    /// Unwinds one sample: its registers and stack, the VMs' code, and the C frames on the stack, sorted by address.
     pub fn unwind(
         &mut self,
         registers: &Registers,
@@ -288,14 +286,14 @@ impl Unwinder {
                     caller = row.apply(&registers, stack);
                 }
                 let caller = caller?;
-                // The VM calls no such function: before it goes on there, it has put the handler's frame in place of its
-                // caller's (`uw_install_context_1`).
+                // The VM never calls such a function: the function has already replaced its caller's frame with the
+                // handler's (`uw_install_context_1`).
                 let calls_it = |vm: &VmCode| vm.in_text(caller.pc()) || vm.in_mcode(caller.pc());
                 if row.may_throw() && vms.iter().any(calls_it) {
                     return Err(UnwindEnd::Thrown { pc: caller.pc() });
                 }
-                // The stack of a signal handler may be another one, and a function's last instruction may
-                // have nothing left on it (libgcc, jumping to an exception's landing pad).
+                // A signal handler may run on another stack. At its last instruction, a function may have nothing left
+                // on the stack (libgcc, when it jumps to an exception's landing pad).
                 let increases =
                     row.signal || caller.sp() > registers.sp() || (!is_return && caller.sp() == registers.sp());
                 let end = UnwindEnd::NotIncreasing { pc: registers.pc() };
@@ -312,8 +310,8 @@ impl Unwinder {
         NativeStack { frames, end, reach }
     }
 
-    /// Goes on from the next C frame after unwinding has failed below it, since the VM knows where that is:
-    /// adds the gap and the C frame, and returns the registers of its caller.
+    /// Continues at the next C frame after unwinding has failed below it, since the VM's data name that frame: adds the
+    /// gap and the C frame, and returns the registers of its caller.
     fn resume(
         &mut self,
         end: UnwindEnd,
@@ -347,8 +345,8 @@ impl Unwinder {
         Ok(caller)
     }
 
-    /// Where the VM keeps BASE while the C function runs that will return to `return_address`, an address
-    /// in the interpreter of `vm`. `l_base` is the offset of `lua_State.base`.
+    /// Where the VM keeps BASE while it runs the C function that will return to `return_address`, an address in the
+    /// interpreter of `vm`. `l_base` is the offset of `lua_State.base`.
     pub fn base_after_call(&mut self, vm: &VmCode, return_address: u64, l_base: u64) -> BaseAfterCall {
         self.text(vm).base_after_call(return_address, l_base)
     }
@@ -358,7 +356,7 @@ impl Unwinder {
         self.text(vm).is_at_edge(pc)
     }
 
-    /// What the frame is, and how to get to its caller.
+    /// The kind of the frame, and how to get to its caller.
     fn step(
         &mut self,
         registers: &Registers,
@@ -401,10 +399,10 @@ impl Unwinder {
         }
     }
 
-    /// Whether `pc` is in `vm_ffi_call`, the one function in the interpreter's code that keeps a frame
-    /// pointer and has its own unwind entry.
+    /// Whether `pc` is in `vm_ffi_call`, the only function in the interpreter's code that keeps a frame pointer and has
+    /// its own unwind entry.
     fn is_ffi_call(&mut self, pc: u64, is_return: bool, code: &VmCode) -> bool {
-        // It is the last function, and no other is that near to the end.
+        // It is the last function, and no other function is this close to the end.
         const LENGTH: u64 = 512;
         code.text.end.saturating_sub(pc) <= LENGTH
             && self.native_row(pc, is_return).is_ok_and(|row| arch::is_ffi_call(&row))
@@ -413,7 +411,7 @@ impl Unwinder {
     /// The row of compiled code, from the cache or the module's table.
     fn native_row(&mut self, pc: u64, is_return: bool) -> Result<Arc<UnwindRow>, UnwindEnd> {
         if let Some(known) = self.rows.get(&(pc, is_return))
-            // What could not be found may be found once the maps are read again.
+            // After the maps are read again, an unknown address may be known.
             && !matches!(known, Err(UnwindEnd::UnknownMapping { .. }))
         {
             return known.clone();
@@ -470,7 +468,7 @@ impl Unwinder {
         let length = vm.text.end.saturating_sub(vm.text.start).min(MAX_TEXT);
         let memory = self.modules.process().memory();
         let code = memory.read_bytes(vm.text.start, usize::try_from(length).unwrap_or(0));
-        // Code that cannot be read has no prologue to be recognized: the frame's usual shape holds.
+        // Code that cannot be read shows no prologue: the usual shape of the frame is assumed.
         let text = Arc::new(VmText::new(vm.text.start, code.unwrap_or_default(), vm.cframe_size));
         if self.texts.len() >= MAX_TEXTS {
             self.texts.clear();
@@ -482,7 +480,7 @@ impl Unwinder {
 
 type AddressMap<K, V> = HashMap<K, V, BuildHasherDefault<AddressHasher>>;
 
-/// A hasher for code addresses: they need no protection from collisions made on purpose.
+/// A hasher for code addresses, which need no protection against deliberate collisions.
 #[derive(Clone, Copy, Debug, Default)]
 struct AddressHasher(u64);
 
@@ -498,7 +496,7 @@ impl Hasher for AddressHasher {
     }
 
     fn write_u64(&mut self, value: u64) {
-        // Multiplying spreads to the high bits, the map indexes with the low ones.
+        // The multiplication spreads to the high bits, but the map uses the low bits as index.
         self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
     }
 }
@@ -509,7 +507,7 @@ mod tests {
 
     use super::*;
 
-    /// What the kernel side would deliver.
+    /// The data that the kernel side would deliver.
     struct Sample {
         registers: Registers,
         start: u64,
@@ -520,7 +518,7 @@ mod tests {
         static SAMPLE: RefCell<Option<Sample>> = const { RefCell::new(None) };
     }
 
-    /// Samples the calling thread here.
+    /// Takes a sample of the calling thread at this point.
     #[inline(never)]
     extern "C" fn sample() {
         let mut values = [0_u64; Register::COUNT];
@@ -545,7 +543,7 @@ mod tests {
         let mut unwinder = Unwinder::new(Process::open(std::process::id()).unwrap());
         let copy = StackCopy { start: sample.start, bytes: &sample.stack };
         let stack = unwinder.unwind(&sample.registers, &copy, &[], &[]);
-        // The second time everything comes from the cache.
+        // The second time, everything comes from the cache.
         assert_eq!(unwinder.unwind(&sample.registers, &copy, &[], &[]), stack);
         stack
     }
@@ -584,7 +582,7 @@ mod tests {
     fn callee_saved_registers_are_exact_past_other_functions() {
         extern "C" fn in_between() {
             let mut numbers = [3, 1, 2];
-            // A callback from sort, so that code which uses these registers lies between.
+            // Called back from sort, so that code which uses these registers lies between.
             numbers.sort_by(|a, b| {
                 sample();
                 b.cmp(a)
@@ -605,7 +603,7 @@ mod tests {
         let of_test = |name: &String| name.ends_with("callee_saved_registers_are_exact_past_other_functions");
         let frame = stack.frames[names.iter().position(of_test).unwrap()];
         assert!(names.iter().position(of_test).unwrap() > 2, "{names:#?}");
-        // Registers are shown for the frames of a VM, so let the frame pass for one.
+        // Registers are reported only for frames of a VM, so let this frame pass for one.
         let vm = VmCode {
             text: frame.pc - 1..frame.pc,
             mcode: Vec::new(),
@@ -654,7 +652,7 @@ mod tests {
         let mut unwinder = Unwinder::new(Process::open(std::process::id()).unwrap());
         let stack = unwinder.unwind(&registers, &copy, &[], &[]);
         assert_eq!(stack.end, UnwindEnd::UnknownMapping { pc: 0x10 });
-        // A C frame above: the stack goes on there, and says that something is missing.
+        // With a C frame above, the stack goes on there, and reports that something is missing.
         let words = [0_u64; 9].into_iter().chain([0x10]).flat_map(u64::to_le_bytes).collect::<Vec<_>>();
         let copy = StackCopy { start: 0x1000, bytes: &words };
         let vm = VmCode { text: 0x20..0x30, mcode: Vec::new(), sampled: Vec::new(), cframe_size: 80, gc64: true };

@@ -21,8 +21,8 @@ use super::table::{Section, UnwindTable, eh_frame_address};
 /// The size of a page on x86-64.
 const PAGE: u64 = 4096;
 
-/// No unwind table of a real program comes near; a damaged file must not make us allocate more, and each megabyte takes
-/// some 50 ms and three megabytes of memory.
+/// The most bytes of an unwind table. No real program comes near; a damaged file must not make lj-trace allocate more,
+/// and each megabyte takes some 50 ms and three megabytes of memory.
 const MAX_SECTION: u64 = 32 << 20;
 
 /// One ELF file.
@@ -35,12 +35,12 @@ pub struct Module {
     table: OnceLock<Option<Frames>>,
 }
 
-/// Where the file's bytes are.
+/// The place of an ELF image's bytes.
 #[derive(Debug)]
 pub enum Image {
-    /// In the file, held open so that it can be read after the process has gone.
+    /// In the file, which is kept open so that it can be read after the process has exited.
     File(File),
-    /// In a file that others can have written: the sandbox's reader takes it apart.
+    /// In a file that other users may have written: the sandbox's reader parses it.
     Apart(Arc<Distrusted>),
     /// In memory: a copy of the vDSO.
     Memory(Vec<u8>),
@@ -62,17 +62,17 @@ struct Segment {
 }
 
 impl Module {
-    /// Opens the file behind a mapping, unless that is open already; none if it cannot be opened or is no 64-bit ELF file. `view`
-    /// is that of the process.
+    /// Opens the file behind a mapping, unless it is open already; [`None`] if it cannot be opened or is no 64-bit ELF
+    /// file. `view` is the file view of the process.
     pub fn open(process: &Process, view: Option<FileView>, mapping: &Mapping) -> Option<Arc<Self>> {
         let path = mapping.file_path()?;
         let by_path = || {
-            // The process may have exited, and its root with it: the same file may still be found by path.
+            // The process may have exited, and its root with it: the path may still lead to the same file.
             let file = File::open(path).ok()?;
             (file.metadata().ok()?.ino() == mapping.inode).then_some(file)
         };
         let file = process.open_mapped_file(mapping).ok().or_else(by_path)?;
-        // Opening a device or a pipe by accident must not block or have effects, so only ever read files.
+        // Opening a device or a pipe by accident must not block or have effects, so only regular files are read.
         file.metadata().ok()?.is_file().then_some(())?;
         let name = path.file_name()?.to_string_lossy();
         opened::module(view, path, file, |file| Self::new(&name, path, Image::of(file, path)))
@@ -85,7 +85,7 @@ impl Module {
         Self::new(name, Path::new(name), Image::Memory(bytes))
     }
 
-    /// A module of these bytes; none if they are no 64-bit ELF file.
+    /// A module of these bytes; [`None`] if they are no 64-bit ELF file.
     pub fn new(name: &str, path: &Path, image: Image) -> Option<Self> {
         let shape = LoadShape::read(&image)?;
         Some(Self { name: name.into(), path: path.into(), image, shape, table: OnceLock::new() })
@@ -106,8 +106,8 @@ impl Module {
         &self.image
     }
 
-    /// What the loader added to the file's own addresses, for an executable mapping that begins at `start`
-    /// and shows the file from `offset` on.
+    /// The load bias: what the loader added to the addresses in the file. It is computed from an executable mapping
+    /// that begins at `start` and shows the file from `offset` on.
     pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
         let pages = |segment: &&Segment| {
             let first = segment.offset & !(PAGE - 1);
@@ -118,7 +118,7 @@ impl Module {
         Some(start.wrapping_sub(offset).wrapping_add(segment.offset).wrapping_sub(segment.address))
     }
 
-    /// The unwind table, read at first use; none if the file has none.
+    /// The unwind table, read at first use; [`None`] if the file has none.
     pub fn table(&self) -> Option<&Frames> {
         let read = || match &self.image {
             Image::Apart(file) => Frames::apart(file),
@@ -127,9 +127,9 @@ impl Module {
         self.table.get_or_init(read).as_ref()
     }
 
-    /// Whether `address` (the file's own) lies in the few instructions at the file's entry point. The
-    /// kernel starts the program there, and nothing called it; where `_start` has no unwind information
-    /// (musl) this is how the root of the stack is known.
+    /// Whether `address` (as in the file) lies in the first few instructions at the file's entry point. The kernel
+    /// starts the program there, so this is the root of the stack. It is recognized by the address where `_start` has
+    /// no unwind information (musl).
     pub fn is_entry(&self, address: u64) -> bool {
         const LONGEST_START: u64 = 64;
         let entry = self.shape.entry;
@@ -137,16 +137,16 @@ impl Module {
     }
 }
 
-/// Something to be done with an ELF image, wherever its bytes are.
+/// An action on an ELF image, wherever its bytes are.
 pub trait WithReader {
-    /// What comes out.
+    /// The result of the action.
     type Output;
-    /// Does it.
+    /// Runs the action.
     fn run<'data, R: ReadRef<'data>>(self, data: R) -> Option<Self::Output>;
 }
 
 impl LoadShape {
-    /// Reads it; none if the bytes are no 64-bit ELF file.
+    /// Reads the load shape; [`None`] if the bytes are no 64-bit ELF file.
     pub fn read(image: &Image) -> Option<Self> {
         match image {
             Image::Apart(file) => file.ask(Question::Shape, 0)?,
@@ -156,7 +156,7 @@ impl LoadShape {
 }
 
 impl UnwindTable {
-    /// Reads the table of a file; none if it has none, or is not to be read by this process.
+    /// Reads the table of a file; [`None`] if the file has none, or this process may not read it.
     pub fn read(image: &Image) -> Option<Self> {
         image.with_reader(LoadTable)
     }
@@ -185,7 +185,7 @@ impl Wire for Segment {
 }
 
 impl Image {
-    /// The bytes of a file that was found at `path`, as the target sees it.
+    /// The image of a file that was opened at `path`, as the target sees it.
     pub fn of(file: File, path: &Path) -> Self {
         match Distrusted::new(file, path) {
             Ok(file) => Self::Apart(Arc::new(file)),
@@ -193,7 +193,7 @@ impl Image {
         }
     }
 
-    /// The bytes of a file that was fetched from elsewhere.
+    /// The image of a file that was fetched from elsewhere.
     pub fn fetched(file: File, path: &Path) -> Self {
         match Distrusted::always(file, path) {
             Ok(file) => Self::Apart(Arc::new(file)),
@@ -201,7 +201,7 @@ impl Image {
         }
     }
 
-    /// The file, if it is one.
+    /// The file, if the image is in one.
     pub fn file(&self) -> Option<&File> {
         match self {
             Self::File(file) => Some(file),
@@ -210,8 +210,8 @@ impl Image {
         }
     }
 
-    /// Runs `action` on the bytes. Of a file only what `action` asks for is read; of one that others can have written,
-    /// nothing: the sandbox's reader has to be asked.
+    /// Runs `action` on the bytes. It reads only the parts of a file that `action` asks for. It does nothing for a file
+    /// that other users may have written: ask the sandbox's reader for that.
     pub fn with_reader<A: WithReader>(&self, action: A) -> Option<A::Output> {
         match self {
             Self::File(file) => {
@@ -275,8 +275,8 @@ impl WithReader for LoadTable {
         let search = segments.iter().find(|ph| ph.p_type(endian) == PT_GNU_EH_FRAME);
         let search = search.and_then(|ph| read(ph.p_offset(endian), ph.p_filesz(endian), ph.p_vaddr(endian)));
 
-        // The section header gives the exact size; files stripped of those still have the segment, whose
-        // end bounds the table (it also ends itself with a zero).
+        // The section header gives the exact size. Files that are stripped of section headers still have the segment,
+        // whose end limits the table (the table also ends with a zero of its own).
         let by_section = || {
             let sections = header.sections(endian, data).ok()?;
             let (_, section) = sections.section_by_name(endian, b".eh_frame")?;
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn finds_the_load_bias_of_segments_that_share_a_page() {
-        // As lld lays them out: the data segment begins in the page in which the code ends.
+        // A layout by lld: the data segment begins in the page in which the code ends.
         let module = module(vec![
             Segment { offset: 0, file_size: 0x1234, address: 0, exec: false },
             Segment { offset: 0x1234, file_size: 0x2000, address: 0x2234, exec: true },

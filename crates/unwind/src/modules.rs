@@ -1,4 +1,4 @@
-//! The ELF files mapped into the target, opened when an address first falls into them.
+//! The ELF files mapped into the target. Each is opened for the first address in it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -9,14 +9,14 @@ use lj_trace_process::{Mapping, Maps, Process};
 use super::module::Module;
 use super::opened::FileView;
 
-/// At most this often are the maps read again for addresses that nothing known covers.
+/// The shortest time between two reads of the maps for addresses outside of all known mappings.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Files that are kept open in any case. Of more, those are closed that are not mapped any more: some programs load libraries
-/// that they have just made.
+/// The number of files that are always kept open. If there are more, files that are no longer mapped are closed: some
+/// programs generate libraries and load them.
 const MAX_FILES: usize = 256;
 
-/// What an address of the target belongs to.
+/// What lies at an address of the target.
 #[derive(Clone, Debug)]
 pub enum CodePlace {
     /// An ELF file (or the vDSO).
@@ -34,12 +34,11 @@ pub enum CodePlace {
 pub struct Located {
     /// The module.
     pub module: Arc<Module>,
-    /// What was added to the module's own addresses when it was mapped.
+    /// The load bias: what was added to the addresses in the file when it was mapped.
     pub bias: u64,
 }
 
-/// Which file a mapping is of: device, inode, and the path (some file systems show the same inode of
-/// different devices as equal).
+/// Identifies the file of a mapping: device, inode, and path (some file systems show equal inodes for different devices).
 type FileKey = ((u32, u32), u64, String);
 
 /// The modules of a process.
@@ -49,7 +48,7 @@ pub struct Modules {
     /// The executable mappings, sorted.
     mappings: Vec<Mapped>,
     by_file: HashMap<FileKey, Option<Arc<Module>>>,
-    /// What the process sees by which path, once it was looked for.
+    /// The file view of the process, once it was needed.
     view: OnceLock<Option<FileView>>,
     last_refresh: Option<Instant>,
 }
@@ -71,16 +70,15 @@ impl Modules {
         &self.process
     }
 
-    /// What `address` belongs to. An address outside of all known mappings makes the maps be read again
-    /// (a library may have been loaded since), though not at every turn. Second: whether they changed.
+    /// What lies at `address`. If no known mapping covers the address, it reads the maps again, since a library may
+    /// have been loaded; but not each time. The second result tells whether the maps have changed.
     pub fn find(&mut self, address: u64) -> (CodePlace, bool) {
         let changed = self.index(address).is_none() && self.refresh_if_due();
         let place = self.index(address).map_or(CodePlace::Nowhere, |index| self.place(index));
         (place, changed)
     }
 
-    /// Reads the maps again; returns whether anything executable has changed. Should the process be gone,
-    /// the last known maps stay.
+    /// Reads the maps again; returns whether anything executable has changed. If the process is gone, the last known maps stay.
     pub fn refresh(&mut self) -> bool {
         self.last_refresh = Some(Instant::now());
         let Ok(maps) = self.process.maps() else { return false };
@@ -91,7 +89,7 @@ impl Modules {
         if new.iter().copied().eq(self.mappings.iter().map(|mapped| &mapped.mapping)) {
             return false;
         }
-        // An unchanged mapping keeps its module; a changed one is looked at again.
+        // An unchanged mapping keeps its module; a changed one is examined again.
         let mut old = std::mem::take(&mut self.mappings);
         let mut keep = |mapping: &Mapping| {
             let index = old.iter().position(|mapped| mapped.mapping == *mapping);
@@ -102,8 +100,8 @@ impl Modules {
         true
     }
 
-    /// Opens every module that is mapped now, and returns them with their load biases. What is open stays
-    /// readable after the process has gone.
+    /// Opens every module that is mapped now, and returns all with their load biases. Open modules stay readable after
+    /// the process has exited.
     pub fn open_all(&mut self) -> Vec<Located> {
         self.refresh();
         let places = (0..self.mappings.len()).map(|index| self.place(index)).collect::<Vec<_>>();

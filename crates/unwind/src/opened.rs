@@ -1,7 +1,7 @@
-//! The ELF files that are open; processes that map the same file share it.
+//! The open ELF files. Processes that map the same file share it.
 //!
-//! What is read of a file (its unwind table, its symbols) takes some megabytes and some milliseconds: fifty workers of a server
-//! need it once.
+//! The data read from a file (its unwind table, its symbols) take some megabytes and some milliseconds: fifty workers
+//! of a server need them only once.
 
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
@@ -13,8 +13,8 @@ use lj_trace_process::Process;
 
 use crate::module::Module;
 
-/// Which files a process sees by which paths: its mount namespace, and its root in there. Debug files are looked for by path, so
-/// that modules are not shared with a process that would find others.
+/// Decides which files a process sees under which paths: its mount namespace, and its root there. Debug files are found
+/// by path, so modules are not shared with a process that would find other debug files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileView {
     namespace: (u64, u64),
@@ -22,7 +22,7 @@ pub struct FileView {
 }
 
 impl FileView {
-    /// That of a process; [`None`] if it cannot be told.
+    /// The view of a process; [`None`] if it cannot be found out.
     pub fn of(process: &Process) -> Option<Self> {
         let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
         let of = |name: &str| fs::metadata(format!("/proc/{}/{name}", process.pid())).ok().map(identity);
@@ -30,7 +30,7 @@ impl FileView {
     }
 }
 
-/// A file as it is now, and who has it.
+/// The identity of a file in its current state, and the view of the processes that share it.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Key {
     view: FileView,
@@ -41,14 +41,14 @@ struct Key {
     changed: (i64, i64),
 }
 
-/// All that are open.
+/// All open modules.
 static OPENED: Mutex<Option<HashMap<Key, Weak<Module>>>> = Mutex::new(None);
 
-/// So many more than were in use before are kept in the table before it is looked through for those that are not.
+/// The table is searched for unused modules when it has grown by this many since the last search.
 const UNUSED: usize = 64;
 
-/// The module of a file that was opened at `path`, as a process with this view sees it: that which is there already, or a new one.
-/// [`None`] if it is no ELF file.
+/// The module of a file that was opened at `path`, as a process with this view sees it: an open one, or a new one.
+/// [`None`] if the file is no ELF file.
 pub fn module(
     view: Option<FileView>,
     path: &Path,
@@ -64,7 +64,7 @@ pub fn module(
         changed: (metadata.ctime(), metadata.ctime_nsec()),
     });
     let Some(key) = key else { return new(file).map(Arc::new) };
-    // Nothing panics while it holds the lock; who does so elsewhere leaves a table that is whole.
+    // No code panics while it holds this lock, and a panic elsewhere leaves the table whole.
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let opened = opened.get_or_insert_default();
     if let Some(module) = opened.get(&key).and_then(Weak::upgrade) {

@@ -3,9 +3,9 @@
 /// A stub of the procedure linkage table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PltStub {
-    /// Where it is.
+    /// Address of the stub.
     pub address: u64,
-    /// Its size.
+    /// Size of the stub in bytes.
     pub size: u64,
     /// The slot of the global offset table that it jumps through.
     pub slot: u64,

@@ -30,7 +30,7 @@ impl Registers {
         self.values[Register::PC as usize]
     }
 
-    /// The stack pointer: what it is while the frame itself runs, that is, once its callee has returned.
+    /// The stack pointer while the frame itself runs, that is, after its callee has returned.
     pub fn sp(&self) -> u64 {
         self.values[Register::SP as usize]
     }
@@ -40,7 +40,7 @@ impl Registers {
         (self.known & (1 << register as u32) != 0).then(|| self.values[register as usize])
     }
 
-    /// Sets a register, or marks it as lost. Those two cannot be lost: [`None`] leaves them alone.
+    /// Sets a register, or marks it as lost. [`None`] leaves program counter and stack pointer alone: they cannot be lost.
     pub fn set(&mut self, register: Register, value: Option<u64>) {
         match value {
             Some(value) => {
@@ -52,7 +52,7 @@ impl Registers {
         }
     }
 
-    /// What of these registers a caller still knows after a call that kept the callee-saved ones.
+    /// The registers that the caller still knows after a call that preserved the callee-saved ones.
     pub fn preserved_by_call(&self, pc: u64, sp: u64) -> Self {
         let mut caller = Self::only(pc, sp);
         for register in Register::ALL.into_iter().filter(|register| register.is_callee_saved()) {

@@ -7,8 +7,7 @@ use super::expression::{self, Expression};
 use super::registers::{Register, Registers};
 use super::{StackCopy, UnwindEnd};
 
-/// Where the canonical frame address (the stack pointer before the call instruction pushed the return
-/// address) is found.
+/// How to find the canonical frame address (the stack pointer before the call instruction pushed the return address).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CfaRule {
     /// A register plus an offset.
@@ -17,7 +16,7 @@ pub enum CfaRule {
     Expression(Expression),
 }
 
-/// Where the caller's value of a register is found.
+/// How to find the caller's value of a register.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SavedRule {
     /// Nowhere. For the program counter this marks the outermost frame.
@@ -44,7 +43,7 @@ pub struct UnwindRow {
     pub cfa: CfaRule,
     /// Where the caller's registers are.
     pub saved: Box<[(Register, SavedRule)]>,
-    /// Whether this is a signal frame: the caller was interrupted rather than having called.
+    /// Whether this is a signal frame: the caller was interrupted and did not make a call.
     pub signal: bool,
 }
 
@@ -59,8 +58,8 @@ impl UnwindRow {
         }
     }
 
-    /// Whether this is a function that goes on in an error's handler (`__builtin_eh_return`): it alone keeps a register for its
-    /// caller that calls need not preserve, which handlers get their arguments in.
+    /// Whether this function may continue in an error's handler (`__builtin_eh_return`). Only such a function saves a
+    /// register that calls need not preserve: the register with a handler's argument.
     pub fn may_throw(&self) -> bool {
         !self.signal && self.saved.iter().any(|(register, _)| *register == Register::HANDLER_DATA)
     }
@@ -68,7 +67,7 @@ impl UnwindRow {
     /// The canonical frame address, given the registers of the frame.
     ///
     /// # Errors
-    /// Why it is not known.
+    /// Why the address is not known.
     pub fn cfa(&self, registers: &Registers, stack: &StackCopy<'_>) -> Result<u64, UnwindEnd> {
         let lost = UnwindEnd::RegisterLost { pc: registers.pc() };
         match &self.cfa {
@@ -80,10 +79,10 @@ impl UnwindRow {
     /// The caller's registers, given those of the frame.
     ///
     /// # Errors
-    /// [`UnwindEnd::Entry`] if the row marks the outermost frame, else why there is no way on.
+    /// [`UnwindEnd::Entry`] if the row marks the outermost frame, else the reason why unwinding fails here.
     pub fn apply(&self, registers: &Registers, stack: &StackCopy<'_>) -> Result<Registers, UnwindEnd> {
         let cfa = self.cfa(registers, stack)?;
-        // Where the table has no rule for it, the return address is still where the call has put it.
+        // If the table has no rule for it, the return address is still where the call has put it.
         let link = reg::LINK.map(|link| registers.get(Register::ALL[link]));
         let is_in_link = |rule: Option<&(Register, SavedRule)>| rule.is_none_or(|(_, rule)| *rule == SavedRule::Same);
         if link == Some(None) && is_in_link(self.saved.iter().find(|(register, _)| *register == Register::PC)) {
@@ -101,7 +100,7 @@ impl UnwindRow {
                     match stack.read(slot) {
                         Ok(value) => Some(value),
                         Err(end) if matches!(*register, Register::PC | Register::SP) => return Err(end),
-                        // Epilogues leave the rule in place after the pop: the slot is given up already,
+                        // Epilogues leave the rule in place after the pop: by then the slot is below the stack pointer,
                         // and the register has its value back.
                         Err(_) if slot < registers.sp() && register.is_callee_saved() => registers.get(*register),
                         Err(_) => None,
@@ -117,12 +116,12 @@ impl UnwindRow {
             caller.set(*register, value);
         }
         caller.set(Register::PC, Some(code_address(caller.pc())));
-        // Undefined, or never given: the outermost frame. So is one that returns to nowhere.
+        // Undefined, or never set: this is the outermost frame. So is a frame that returns to address 0.
         if caller.pc() == 0 { Err(UnwindEnd::Entry) } else { Ok(caller) }
     }
 }
 
-/// No expression of a real program is longer.
+/// The most bytes of an expression: no real program has a longer one.
 const MAX_EXPRESSION: usize = 256;
 
 fn take_expression(from: &mut Bytes<'_>) -> Option<Expression> {
@@ -219,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_popped_register_is_where_it_belongs() {
-        // `pop rbx` is done and `ret` is next, but the compiler's row still says that rbx is at CFA - 16.
+        // `pop rbx` is done and `ret` comes next, but the compiler's row still says that rbx is at CFA - 16.
         let copy = StackCopy { start: 0x1000, bytes: &0x401_000_u64.to_le_bytes() };
         let mut registers = Registers::all([7; Register::COUNT]);
         registers.set(Register::Rsp, Some(0x1000));

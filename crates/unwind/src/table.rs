@@ -1,6 +1,6 @@
 //! The unwind table of an ELF file: its `.eh_frame`, indexed by address.
 //!
-//! Addresses in here are the file's own (virtual addresses of its program headers), not the target's.
+//! All addresses here are as in the file (virtual addresses of its program headers), not as in the target.
 
 use gimli::{
     BaseAddresses, CieOrFde, EhFrame, EhFrameHdr, EhFrameOffset, EndianSlice, FrameDescriptionEntry, LittleEndian,
@@ -16,13 +16,13 @@ type Slice<'a> = EndianSlice<'a, LittleEndian>;
 /// A section's bytes and its address.
 #[derive(Clone, Debug, Default)]
 pub struct Section {
-    /// Virtual address of the first byte, in the file's own terms.
+    /// Virtual address of the first byte, as in the file.
     pub address: u64,
     /// The bytes.
     pub bytes: Vec<u8>,
 }
 
-/// A function as the unwind table delimits it.
+/// A function with the limits that the unwind table gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionRange {
     /// First address.
@@ -38,16 +38,16 @@ pub struct UnwindTable {
     search: EntryIndex,
 }
 
-/// How a function's entry is found.
+/// How to find a function's entry.
 #[derive(Debug)]
 enum EntryIndex {
     /// In the sorted table that the linker made (`.eh_frame_hdr`).
     Header(Section),
-    /// In our own: start addresses, sorted, with the offsets of their entries.
+    /// In an index made here: sorted start addresses, with the offsets of their entries.
     Index(Vec<(u64, usize)>),
 }
 
-/// Memory that unwinding reuses from row to row.
+/// Working memory that unwinding reuses from row to row.
 pub type Context = UnwindContext<usize>;
 
 impl UnwindTable {
@@ -65,7 +65,7 @@ impl UnwindTable {
         table
     }
 
-    /// The bytes of its sections.
+    /// Size of its sections in bytes.
     pub fn size(&self) -> usize {
         let search = match &self.search {
             EntryIndex::Header(header) => header.bytes.len(),
@@ -74,8 +74,7 @@ impl UnwindTable {
         self.eh_frame.bytes.len() + search
     }
 
-    /// The row for the instruction at `address`; none if no function of the table covers it or its entry
-    /// is damaged.
+    /// The row for the instruction at `address`; [`None`] if no function of the table covers it or its entry is damaged.
     pub fn row(&self, address: u64, context: &mut Context) -> Option<UnwindRow> {
         let fde = self.fde(address)?;
         let frame = self.frame();
@@ -129,7 +128,7 @@ impl UnwindTable {
         let frame = self.frame();
         let bases = self.bases();
         let mut entries = frame.entries(&bases);
-        // A damaged entry ends the walk: its length cannot be believed, so neither can what follows.
+        // A damaged entry ends the walk: its length cannot be trusted, so the next entry cannot be found.
         while let Ok(Some(entry)) = entries.next() {
             if let CieOrFde::Fde(partial) = entry
                 && let Ok(fde) = partial.parse(EhFrame::cie_from_offset)
@@ -153,7 +152,7 @@ impl UnwindTable {
     }
 }
 
-/// Where `.eh_frame` is, as `.eh_frame_hdr` says.
+/// The address of `.eh_frame` according to `.eh_frame_hdr`.
 pub fn eh_frame_address(header: &Section) -> Option<u64> {
     let bases = BaseAddresses::default().set_eh_frame_hdr(header.address);
     Some(parse_header(header, &bases)?.eh_frame_ptr().pointer())

@@ -1,35 +1,35 @@
-//! Where the interpreter is in a C frame without a Lua frame: it has just entered, or is about to leave.
+//! Places where the interpreter is in a C frame without a Lua frame: it has just entered, or is about to leave.
 //! [`arch::edges`](crate::arch::edges) finds these places in its code.
 
 use std::ops::Range;
 
-/// These instructions, as ranges of addresses.
+/// The instructions at these places, as ranges of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edges {
-    /// The C frame is linked, its first Lua frame is not: `L->base` is that of the C code that called.
+    /// The C frame is linked, but its first Lua frame is not: `L->base` belongs to the C code that called.
     pub entering: Vec<Range<u64>>,
-    /// The Lua frame is left, and `L->base` not set yet: BASE is worked out of PC's register.
+    /// The Lua frame is left, but `L->base` is not set yet: BASE has to be computed from PC's register.
     pub returning: Vec<Range<u64>>,
-    /// `L->base` is that of the C code again, and the C frame is not unlinked yet.
+    /// `L->base` belongs to the C code again, but the C frame is not unlinked yet.
     pub leaving: Vec<Range<u64>>,
-    /// An FFI callback has returned, and C code is about to be called that drops its C frame: BASE is that of the Lua code
-    /// that has called C.
+    /// An FFI callback has returned, and C code is about to be called that drops its C frame: BASE belongs to the Lua
+    /// code that called C.
     pub callback_left: Vec<Range<u64>>,
-    /// A metamethod or an FFI callback has returned, and BASE is that of the Lua code around it already. Its own frame is at
-    /// [`reg::CONTINUED`](lj_trace_common::arch::reg::CONTINUED), below which stands how that code goes on.
+    /// A metamethod or an FFI callback has returned, and BASE belongs to the Lua code around it already. The frame that has
+    /// returned is at [`reg::CONTINUED`](lj_trace_common::arch::reg::CONTINUED). Its continuation is stored below that.
     pub continuing: Vec<Range<u64>>,
-    /// Where the calls return to that enter and leave an FFI callback.
+    /// Return addresses of the calls that enter and leave an FFI callback.
     pub callback_calls: Vec<u64>,
     /// The instructions that store a new frame's link.
     pub links: Vec<u64>,
-    /// Around calls of C functions: BASE's register holds an argument or a result, and `L->base` is BASE.
+    /// Around calls of C functions: BASE's register holds an argument or a result, and `L->base` has the value of BASE.
     pub base_in_state: Vec<Range<u64>>,
-    /// The same, where [`reg::KEPT_BASE`](lj_trace_common::arch::reg::KEPT_BASE) is BASE.
+    /// The same, but [`reg::KEPT_BASE`](lj_trace_common::arch::reg::KEPT_BASE) has the value of BASE.
     pub base_kept: Vec<Range<u64>>,
 }
 
 impl Edges {
-    /// The same where the code lies `delta` bytes higher, or lower where that wraps around.
+    /// The same places in code that lies `delta` bytes higher; a lower address is a `delta` that wraps around.
     #[must_use]
     pub fn moved_by(&self, delta: u64) -> Self {
         let ranges = |ranges: &[Range<u64>]| -> Vec<Range<u64>> {

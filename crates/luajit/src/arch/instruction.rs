@@ -1,23 +1,23 @@
-//! A machine instruction of a trace, reduced to what shows which intermediate code it was assembled from.
+//! A machine instruction of a trace, reduced to the properties that show from which intermediate code it was assembled.
 
 /// A machine instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// Its offset in the trace's code.
     pub offset: u32,
-    /// What it does.
+    /// What it does besides computing.
     pub action: MachineAction,
-    /// The register that it writes, by LuaJIT's number (`lj_target_*.h`).
+    /// The register that it writes, in LuaJIT's numbering (`lj_target_*.h`).
     pub writes: Option<u8>,
     /// The kind of operation.
     pub operation: MachineOperation,
     /// The register that an operation of two registers reads as its second operand.
     pub second: Option<u8>,
-    /// Whether it only fills a floating-point register: with another one, or with a constant.
+    /// Whether it only fills a floating-point register, from another register or with a constant.
     pub fills: bool,
 }
 
-/// Operations that tell what a machine instruction was made from. Those of arithmetic are on floating-point numbers.
+/// Kinds of operations that show the origin of a machine instruction. The arithmetic ones are on floating-point numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MachineOperation {
     /// `+`.
@@ -30,57 +30,57 @@ pub enum MachineOperation {
     Divide,
     /// A square root.
     SquareRoot,
-    /// To an integer.
+    /// Rounding to an integer.
     Round,
-    /// The smaller one of two.
+    /// The minimum of two numbers.
     Minimum,
-    /// The larger one of two.
+    /// The maximum of two numbers.
     Maximum,
     /// `+`, `-` or `*` of integers, into a register other than the stack pointer.
     Integer,
-    /// The bytes of an integer in the other order.
+    /// Reversal of the bytes of an integer.
     SwapBytes,
-    /// Sets flags, and nothing else: of numbers or integers.
+    /// A comparison of numbers or integers that only sets flags.
     Compare,
-    /// Jumps if one of the numbers that were compared is not a number.
+    /// A jump that is taken if one of the compared numbers is NaN.
     JumpIfUnordered,
     /// Anything else.
     Other,
 }
 
-/// What a machine instruction does beside computing.
+/// The effect of a machine instruction besides computing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MachineAction {
-    /// Nothing else.
+    /// No other effect.
     Compute,
-    /// It leaves the trace, or goes on.
+    /// It may leave the trace.
     Guard {
-        /// Where it leaves to.
+        /// Address of the exit.
         target: u64,
     },
-    /// It jumps within the trace.
+    /// It may jump within the trace.
     Branch,
     /// It calls a function.
     Call,
     /// It writes memory other than the native stack.
     Store,
-    /// It goes on elsewhere: the end of the trace or of its loop.
+    /// It always jumps: the end of the trace or of its loop.
     Jump,
 }
 
-/// An exit by which a trace is being left.
+/// The exit through which a trace is being left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExitStub {
     /// An address in the trace's code.
     pub code: u64,
     /// The number of the trace.
     pub number: u16,
-    /// The exit.
+    /// The number of the exit.
     pub exit: u16,
 }
 
 impl Machine {
-    /// Whether it is the operation of an arithmetic instruction on numbers, which is assembled to one
+    /// Whether it is the operation of an arithmetic IR instruction on numbers, which is assembled to one instruction
     /// (`asm_fparith`, `lj_asm_*.h`).
     pub fn is_arithmetic(&self) -> bool {
         matches!(

@@ -1,5 +1,4 @@
-//! Everything about the JIT compiler's machine code that depends on the processor. The rest of this crate calls it by
-//! role.
+//! Everything about the JIT compiler's machine code that depends on the processor. The rest of this crate uses it by role.
 //!
 //! # What a processor's module supplies
 //!
@@ -7,19 +6,19 @@
 //! |---|---|
 //! | `decode` | the machine code of a trace, as [`Machine`] instructions |
 //! | `base_stores` | the instructions after those that store `global_State.jit_base` |
-//! | `MCODE_UNIT` | what `SnapShot.mcofs` counts, in bytes ([`MCode`]) |
-//! | `exit_at` | the exit that the stub at an address leads to, from the code and what it has pushed |
+//! | `MCODE_UNIT` | size of the unit of `SnapShot.mcofs`, in bytes ([`MCode`]) |
+//! | `exit_at` | the exit that the stub at an address leads to, from the stub's code and the value it has pushed |
 //! | `exit_byte_at` | the lowest byte of the exit whose stub begins at an address |
 //! | `exit_in_handler` | the exit that the trace exit handler works on |
-//! | `left_by` | the trace and the exit that it is being left by, where the state does not name the trace |
-//! | `called_at` | where in a trace a function of the VM's own code was called, if a register tells |
-//! | `has_left_its_frame` | whether a trace's own part of the stack is gone, by how far the stack pointer is from the C frame |
-//! | `cframe_return_slot` | where a C frame has its return address |
-//! | `MODE` | what layouts of this processor are called, with GC64 and without |
+//! | `left_by` | the trace that is being left and its exit, where the VM's state does not name the trace |
+//! | `called_at` | return address in a trace that called a function of the VM's own code, if a register holds it |
+//! | `has_left_its_frame` | whether a trace has released its own part of the stack, from the distance of the stack pointer to the C frame |
+//! | `cframe_return_slot` | offset of the return address in a C frame |
+//! | `MODE` | names of this processor's layouts, with GC64 and without |
 //!
 //! [`MCode`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L170
 //!
-//! The interpreter's code is told apart in [`lj_trace_unwind::arch`], registers are in [`lj_trace_common::arch`].
+//! [`lj_trace_unwind::arch`] analyzes the interpreter's code, [`lj_trace_common::arch`] has the registers.
 
 mod instruction;
 
@@ -30,7 +29,7 @@ mod aarch64;
 #[cfg(target_arch = "aarch64")]
 pub use aarch64::*;
 
-// What of it knows no registers of its own is tested on every processor.
+// The parts of this module that use no registers of the host are tested on every processor.
 #[cfg(all(test, not(target_arch = "aarch64")))]
 #[allow(dead_code, reason = "only its tests are wanted")]
 mod aarch64 {

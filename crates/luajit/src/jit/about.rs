@@ -17,12 +17,12 @@ use crate::object::{Function, read_function};
 use crate::value::{self, Value};
 use crate::{FunctionNames, Vm};
 
-/// Names what reasons are about. The names of functions are read when one is asked for.
+/// Names the subjects of abort reasons. It reads the names of functions when the first one is needed.
 #[derive(Default)]
 pub struct Subjects(OnceCell<FunctionNames>);
 
 impl Subjects {
-    /// The name of `about`, the tagged value that was kept with `reason`.
+    /// The name of `about`, the tagged value that the VM stored with `reason`.
     pub fn name<M: ReadMemory>(&self, memory: &M, vm: &Vm, reason: AbortReason, about: u64) -> Option<String> {
         match reason.name? {
             "NYIBC" => bytecode(vm, about),
@@ -49,7 +49,7 @@ fn bytecode(vm: &Vm, about: u64) -> Option<String> {
     Some(format!("{:?}", opcode.op))
 }
 
-/// A number that is whole, in either form: builds for x86 keep it as a double.
+/// A whole number in either form: builds for x86 store it as a double.
 fn number(gc64: bool, bits: u64) -> Option<u32> {
     let tag = if gc64 { !((bits as i64 >> 47) as u32) } else { !((bits >> 32) as u32) };
     /// `~LJ_TNUMX`, the type of integers.

@@ -1,7 +1,7 @@
 //! The areas of machine code, and how full they are ([`mcode_allocarea`], `lj_mcode.c`).
 //!
-//! Each area begins with a link to the one before it ([`MCLink`], `lj_jit.h`). Traces fill the newest one from its end,
-//! exit stubs from its beginning; older ones have no room for the trace that came next, and get nothing more.
+//! Each area begins with a link to the one before it ([`MCLink`], `lj_jit.h`). Traces fill the newest area from its
+//! end, exit stubs from its beginning. An older area had no room for the next trace, so nothing more is added to it.
 //!
 //! [`mcode_allocarea`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_mcode.c#L357-L371
 //! [`MCLink`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L174-L177
@@ -13,36 +13,36 @@ use serde::Serialize;
 use crate::object::field;
 use crate::{Trace, Vm};
 
-/// No VM has more: each has 64 KB, and `maxmcode` is a few MB.
+/// The most areas: each has 64 KB, and `maxmcode` is a few MB.
 const MAX_AREAS: usize = 1 << 16;
 
-/// How many readings may differ.
+/// How often to read until two readings agree.
 const READINGS: usize = 8;
 
-/// An area.
+/// An area of machine code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct McodeArea {
-    /// Where it begins.
+    /// Address of its first byte.
     #[serde(serialize_with = "crate::status::hexadecimal")]
     pub start: u64,
     /// Its size in bytes.
     pub size: u64,
-    /// How many traces are in it,
+    /// Number of traces in it.
     pub traces: usize,
-    /// and how many bytes they have.
+    /// Total size of these traces' code, in bytes.
     pub code: u64,
-    /// What is left between traces and exit stubs; only the newest area keeps that.
+    /// Free bytes between traces and exit stubs; only the newest area is still filled.
     pub free: Option<u64>,
 }
 
 /// All areas, the newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Areas {
-    /// Each.
+    /// The areas.
     pub areas: Vec<McodeArea>,
-    /// The size of all of them.
+    /// Total size of the areas in bytes.
     pub size: u64,
-    /// Why they are not known, if they are not.
+    /// Why the areas are not known, if they are not.
     pub unknown: Option<&'static str>,
 }
 
@@ -85,7 +85,7 @@ impl State {
         Ok(Self { area, top, bottom, size: memory.read(size)?, size_of_all: memory.read(size.wrapping_add(8))? })
     }
 
-    /// [`None`] if what was read cannot belong together.
+    /// [`None`] if the values cannot belong together.
     fn areas<M: ReadMemory>(&self, memory: &M, traces: &[Trace]) -> Result<Option<Areas>, Unreadable> {
         let mut areas: Vec<McodeArea> = Vec::new();
         let (mut next, mut sum) = (self.area, 0_u64);

@@ -1,8 +1,8 @@
 //! Loops and functions that the JIT compiler will not try again; their bytecode shows it.
 //!
-//! After the eleventh abort at a place, [`blacklist_pc`] (`lj_trace.c`) turns its loop or function header into a variant
-//! that is not counted: `FORL` into `IFORL`, `ITERL` into `IITERL`, `LOOP` into `ILOOP`, `FUNCF` into `IFUNCF`. The same is
-//! done, lazily, where compiling was turned off (`PROTO_NOJIT`, [`PROTO_*`] of `lj_obj.h`).
+//! After the eleventh abort at a place, [`blacklist_pc`] (`lj_trace.c`) replaces its loop or function header with a
+//! variant that does not count: `FORL` with `IFORL`, `ITERL` with `IITERL`, `LOOP` with `ILOOP`, `FUNCF` with `IFUNCF`.
+//! The same happens, lazily, where compiling was turned off (`PROTO_NOJIT`, [`PROTO_*`] of `lj_obj.h`).
 //!
 //! [`blacklist_pc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L379-L389
 //! [`PROTO_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L398-L404
@@ -25,7 +25,7 @@ pub(super) fn is_turned_off(prototype: &Prototype) -> bool {
     prototype.flags & NOJIT != 0
 }
 
-/// What kind of code was given up, or could be.
+/// A kind of code that the JIT compiler has given up on, or could.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BlacklistKind {
@@ -50,7 +50,7 @@ impl BlacklistKind {
         })
     }
 
-    /// In words.
+    /// The kind in words.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::NumericFor => "numeric for loop",
@@ -60,7 +60,7 @@ impl BlacklistKind {
         }
     }
 
-    /// The bytecode that stands there.
+    /// The bytecode of blacklisted code of this kind.
     pub const fn bytecode(self) -> &'static str {
         match self {
             Self::NumericFor => "IFORL",
@@ -74,39 +74,39 @@ impl BlacklistKind {
 /// A loop or function that stays in the interpreter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Blacklisted {
-    /// What it is.
+    /// The kind of code.
     pub kind: BlacklistKind,
-    /// Its bytecode: `ILOOP`.
+    /// The name of its bytecode: `ILOOP`.
     pub bytecode: &'static str,
-    /// Where.
+    /// Where it begins.
     pub place: Place,
     /// Address of the instruction.
     #[serde(serialize_with = "crate::status::hexadecimal")]
     pub pc: u64,
 }
 
-/// What the bytecode of all functions says.
+/// What the bytecode of all functions shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Blacklist {
-    /// Given up after too many aborts.
+    /// Loops and functions that were given up after too many aborts.
     pub blacklisted: Vec<Blacklisted>,
-    /// Functions that compiling was turned off for: `jit.off(f)`.
+    /// Functions for which compiling was turned off: `jit.off(f)`.
     pub turned_off: Vec<Place>,
 }
 
-/// Prototypes whose flags say that there is something to be told of.
+/// Prototypes whose flags say that they may have blacklisted code, or are turned off.
 #[derive(Default)]
 pub struct Suspects(Vec<PrototypeKey>);
 
 impl Suspects {
-    /// Notes `prototype` if it is one.
+    /// Notes `prototype` if its flags say so.
     pub fn see(&mut self, prototype: &Prototype) {
         if prototype.flags & (NOJIT | ILOOP) != 0 {
             self.0.push(prototype.key);
         }
     }
 
-    /// Reads them again, and tells what stands there now: `jit.on(f)` takes it all back.
+    /// Reads these prototypes again, and returns their current state: `jit.on(f)` undoes all of it.
     pub fn look<M: ReadMemory>(&self, memory: &M, places: &CodePlaces<'_, M>, set: BytecodeSet) -> Blacklist {
         let mut found = Blacklist::default();
         for key in &self.0 {
@@ -117,7 +117,7 @@ impl Suspects {
             }
             for (position, kind) in given_up(&prototype, set) {
                 let pc = places.address(key, position);
-                // A byte that is written at once: what is still the same was no torn reading.
+                // The VM writes this byte at once: if it is still the same, the reading was not torn.
                 let now = memory.read(pc).ok().and_then(|word| Instruction(word).opcode(set));
                 if now.and_then(|now| BlacklistKind::of(now.op)) == Some(kind) {
                     let place = places.of(&prototype, position);

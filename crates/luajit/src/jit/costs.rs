@@ -1,4 +1,4 @@
-//! What interpretation costs: samples joined to the reasons for being in the interpreter.
+//! The cost of interpretation: samples joined with the reasons for being in the interpreter.
 
 use std::collections::HashMap;
 
@@ -13,31 +13,31 @@ use super::tree::{Link, TraceKind, TraceNode};
 use super::why::{Explained, KnownAbort, Why, WhyInterpreted};
 use crate::PrototypeKey;
 
-/// So many instructions are looked at in all; samples of further functions have no reason. No program that people write has as
-/// many in the functions that it runs.
+/// The most instructions that are read in all; samples of further functions get no reason. No program that people write
+/// has so many in the functions that it runs.
 const MOST_WORK: u64 = 1 << 28;
 
-/// So many lines of a loop or function are told of.
+/// The most lines that are reported for a loop or function.
 const LINES: usize = 5;
 
-/// A loop or function that was interpreted, and why.
+/// A loop or function that was interpreted, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct InterpretedPart {
-    /// Why.
+    /// Why it was interpreted.
     pub why: Why,
     /// Whether it is a loop or a function.
     pub kind: BlacklistKind,
     /// Where it begins.
     pub place: Place,
-    /// Samples in the interpreter in it, innermost of Lua code.
+    /// Samples in the interpreter whose innermost Lua code is in this part.
     pub samples: u64,
-    /// Samples in library functions that it has called, which are not in `samples`.
+    /// Samples in library functions that this part called; they are not in `samples`.
     pub library: u64,
-    /// Its hottest lines.
+    /// The lines with the most samples.
     pub lines: Vec<LineSamples>,
-    /// The aborts of its recording.
+    /// The aborts of its recordings.
     pub abort: Option<KnownAbort>,
-    /// For a trace that is left: what became of its exits.
+    /// If its trace is left for the interpreter: the state of the trace's exits.
     pub left: Option<LeftTrace>,
     /// Bytecodes in it that cannot be recorded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -60,38 +60,38 @@ pub struct LeftTrace {
     pub trace: u16,
     /// How many side traces it has.
     pub sides: usize,
-    /// Where compiling what follows an exit was given up, and the interpreter goes on for good.
+    /// Where the code after an exit was given up, so that the interpreter continues for good.
     pub given_up: Vec<Place>,
-    /// Exits that were taken and are not compiled yet: how often, and where they lead.
+    /// Exits that were taken and are not compiled yet, with their counts and targets.
     pub exits: Vec<TakenExit>,
 }
 
 /// An exit that no side trace continues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TakenExit {
-    /// The trace.
+    /// The number of the trace.
     pub trace: u16,
-    /// Its exit.
+    /// The number of its exit.
     pub exit: usize,
     /// How often it was taken.
     pub taken: u8,
-    /// Where it leads.
+    /// Where the exit leads.
     pub place: Option<Place>,
 }
 
-/// What samples say of the interpreter.
+/// What samples show about the interpreter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InterpretedCode {
     /// Each loop or function with samples, the most expensive first.
     pub parts: Vec<InterpretedPart>,
-    /// The samples of all of `parts`. What is missing was of functions that are not there any more.
+    /// The samples of all of `parts`. The other samples hit functions that do not exist any more.
     pub found: CodeCounts,
 }
 
-/// A loop or function by where it begins, and why it is interpreted.
+/// A loop or function, identified by its beginning, and why it is interpreted.
 type PartOfFunction = (PrototypeKey, u32, Why);
 
-/// Joins `samples` to what explains them.
+/// Joins `samples` with the facts that explain them.
 pub fn join<M: ReadMemory>(
     places: &CodePlaces<'_, M>,
     why: &WhyInterpreted,

@@ -1,13 +1,13 @@
-//! What each abort reason means, and what helps: the table of `docs/jit.md`.
+//! The meaning of each abort reason, and its remedy: the table of `docs/jit.md`.
 
 use super::why::Why;
 
-/// A reason in words.
+/// The explanation of an abort reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// Its name in LuaJIT's sources, without `LJ_TRERR_`.
     pub name: &'static str,
-    /// What LuaJIT says, without what it fills in.
+    /// LuaJIT's message, without the values that it fills in.
     pub text: &'static str,
     /// What it means.
     pub meaning: &'static str,
@@ -240,7 +240,7 @@ pub const EXPLANATIONS: [Explanation; 37] = [
     ),
 ];
 
-/// What being interpreted means that has no abort for a reason, and what helps.
+/// The meaning and the remedy of a reason for interpretation that is no abort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WhyExplanation {
     /// What it means.
@@ -250,7 +250,7 @@ pub struct WhyExplanation {
 }
 
 impl Why {
-    /// What it means, and what helps, as the second table of `docs/jit.md` has it.
+    /// The meaning and the remedy, as in the second table of `docs/jit.md`.
     pub const fn explanation(self) -> WhyExplanation {
         let (meaning, remedy) = match self {
             Self::Blacklisted => (
@@ -288,7 +288,7 @@ impl Why {
         WhyExplanation { meaning, remedy }
     }
 
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 8] = [
         Self::Blacklisted,
         Self::Aborted,
@@ -300,7 +300,7 @@ impl Why {
         Self::Unknown,
     ];
 
-    /// In a few words.
+    /// The reason in a few words.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Blacklisted => "blacklisted",

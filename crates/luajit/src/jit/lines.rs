@@ -1,4 +1,4 @@
-//! The lines of a Lua file: what the JIT compiler made of each, and the samples that hit it.
+//! The lines of a Lua file: the result of the JIT compiler for each line, and the samples that hit it.
 
 use std::collections::BTreeMap;
 
@@ -13,15 +13,15 @@ use super::samples::{CodeCounts, CodeSamples};
 use super::why::WhyInterpreted;
 use crate::PrototypeKey;
 
-/// What a line is, as its bytecode says. What comes later in this list stands for all of a line that has both.
+/// The state of a line, from its bytecode. If a line has code in several states, the one that comes last in this list counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LineState {
-    /// Neither of the following: in the interpreter, or in a trace that begins elsewhere.
+    /// None of the following: in the interpreter, or in a trace that begins elsewhere.
     Counted,
-    /// In a loop or function that a trace begins with.
+    /// In a loop or function at which a trace begins.
     Compiled,
-    /// In a function that compiling is turned off for.
+    /// In a function for which compiling is turned off.
     TurnedOff,
     /// In a loop or function that is blacklisted.
     Blacklisted,
@@ -30,29 +30,30 @@ pub enum LineState {
 /// A line with code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CodeLine {
-    /// What it is.
+    /// The state of its code.
     pub state: LineState,
-    /// Samples in it, as far as it was the innermost line of Lua code.
+    /// Samples whose innermost line of Lua code is this one.
     pub samples: CodeCounts,
 }
 
 /// A file, as the VM knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CodeFile {
-    /// The chunk's name as LuaJIT shows it.
+    /// The chunkname as LuaJIT shows it.
     pub source: String,
     /// Its lines that have code.
     pub lines: BTreeMap<u32, CodeLine>,
-    /// Samples of which only the function is known, by the line where it is defined: traces do not tell every line.
+    /// Samples with a known function but no known line, by the line where the function is defined: traces do not show
+    /// every line.
     pub functions: BTreeMap<u32, CodeCounts>,
-    /// Whether all of its functions were looked at.
+    /// Whether all of the VM's functions were read.
     pub complete: bool,
 }
 
-/// So many instructions are compared with so many loops in all: some seconds' work. No file that people write takes as much.
+/// The most comparisons of instructions with loops in all: some seconds' work. No file that people write needs as many.
 const MOST_WORK: u64 = 1 << 30;
 
-/// Whether a person who says `file` can mean the chunk `source`: its whole name, or the end of its path.
+/// Whether a user who writes `file` can mean the chunk `source`: its whole name, or the end of its path.
 fn is_meant(file: &str, source: &str) -> bool {
     source.strip_suffix(file).is_some_and(|before| before.is_empty() || before.ends_with('/'))
 }
@@ -86,7 +87,7 @@ pub fn read_files<M: ReadMemory>(
         }
         let lines = &mut file.lines;
         let turned_off = is_turned_off(&prototype);
-        // The innermost part comes first: what it says goes before what is around it.
+        // The innermost part comes first: its state takes precedence over the parts around it.
         let state = |position: u32| {
             let states = parts.iter().filter(|part| part.within.contains(&position)).map(|part| part.state);
             match states.into_iter().find(|state| *state != PartState::Counted) {
@@ -96,7 +97,7 @@ pub fn read_files<M: ReadMemory>(
                 Some(PartState::Counted) | None => LineState::Counted,
             }
         };
-        // The header has the line of the definition, which no code of the function is at.
+        // The header has the line of the definition, but no other code of the function has.
         for position in 1..key.sizebc {
             let Some(line) = prototype.line_at(position) else { continue };
             let state = state(position);

@@ -1,7 +1,7 @@
-//! The loops of a function: where a root trace begins, what it records, and which bytecodes in it cannot be recorded.
+//! The loops of a function: where root traces begin, what they record, and which bytecodes in them cannot be recorded.
 //!
-//! An abort leaves its number behind, not the bytecode. These are therefore facts about the code, not what was reached:
-//! `FNEW` and `UCLO` cannot be recorded in any build, `CAT` and `TSETM` not in 2.0 ([`lj_record_ins`], `lj_record.c`).
+//! An abort records the number of its reason, not the bytecode. So this module shows facts about the code, not what was
+//! reached: `FNEW` and `UCLO` cannot be recorded in any build, `CAT` and `TSETM` not in 2.0 ([`lj_record_ins`], `lj_record.c`).
 //!
 //! LuaJIT's sources: [`lj_record_ins` of 2.0].
 //!
@@ -17,10 +17,10 @@ use super::blacklist::BlacklistKind;
 use crate::bytecode::{Instruction, Op};
 use crate::prototype::Prototype;
 
-/// More are not told of.
+/// The most bytecodes that are reported.
 const MOST: usize = 8;
 
-/// No function has more loops: those of hostile memory are cut off.
+/// The most parts of a function: no real function has more, but hostile memory may.
 const MOST_PARTS: usize = 1 << 14;
 
 /// A bytecode that cannot be recorded.
@@ -33,7 +33,7 @@ pub struct Unrecordable {
 }
 
 impl Unrecordable {
-    /// What it does, as a person says it: `makes a closure`.
+    /// What the bytecode does, in the words of a Lua programmer: `makes a closure`.
     pub fn describe(&self) -> &'static str {
         match self.bytecode {
             "FNEW" => "makes a closure",
@@ -44,27 +44,27 @@ impl Unrecordable {
     }
 }
 
-/// What stands at the beginning of a loop or function now.
+/// The current state of the instruction at the beginning of a loop or function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartState {
-    /// It is counted, and recorded once it is hot.
+    /// The instruction counts, and recording starts when it is hot.
     Counted,
-    /// A trace.
+    /// A trace has replaced the instruction.
     Compiled,
-    /// It is not counted any more.
+    /// The instruction does not count any more.
     Blacklisted,
 }
 
-/// A loop, or a whole function: what a root trace can begin with.
+/// A loop, or a whole function: code at which a root trace can begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodePart {
-    /// What it is.
+    /// The kind of code.
     pub kind: BlacklistKind,
-    /// The instruction at which recording begins.
+    /// Index of the instruction at which recording begins.
     pub start: u32,
-    /// Its instructions.
+    /// Indices of its instructions.
     pub within: Range<u32>,
-    /// What stands at `start` now.
+    /// The state of the instruction at `start`.
     pub state: PartState,
 }
 
@@ -84,7 +84,7 @@ impl CodePart {
             _ => PartState::Counted,
         };
         let mut within = part(prototype, start, original, set)?;
-        // The condition of a `while` loop stands before it: the jump at its end leads there.
+        // The condition of a `while` loop comes before it: the jump at the loop's end leads there.
         if kind == BlacklistKind::Loop
             && let Some(last) = within.end.checked_sub(1)
             && let Some(jump) = prototype.instruction(last)
@@ -97,7 +97,8 @@ impl CodePart {
     }
 }
 
-/// All loops of a function, and itself, the innermost first. `original` gives the instruction that a trace has replaced.
+/// All loops of a function, and the function itself, the innermost first. `original` returns the instruction that a
+/// trace has replaced.
 pub fn parts(prototype: &Prototype, set: BytecodeSet, original: impl Fn(u32) -> Option<u32>) -> Vec<CodePart> {
     let mut parts: Vec<CodePart> = Vec::new();
     for (start, word) in (0..).zip(&prototype.bytecode) {
@@ -121,7 +122,7 @@ pub fn parts(prototype: &Prototype, set: BytecodeSet, original: impl Fn(u32) -> 
     parts
 }
 
-/// Those in the loop or function whose recording starts at `position`.
+/// The unrecordable bytecodes in the loop or function whose recording starts at `position`.
 pub fn unrecordable(prototype: &Prototype, position: u32, set: BytecodeSet) -> Vec<Unrecordable> {
     let within = prototype.instruction(position).and_then(|own| part(prototype, position, own, set));
     let name = |position: u32| {
@@ -138,12 +139,13 @@ pub fn unrecordable(prototype: &Prototype, position: u32, set: BytecodeSet) -> V
     found.map(|(bytecode, line)| Unrecordable { bytecode, line }).take(MOST).collect()
 }
 
-/// Where a jump leads: they count from the next instruction.
+/// The target of a jump. Jump distances count from the next instruction.
 fn target(from: u32, jump: Instruction) -> Option<u32> {
     (i64::from(from) + 1 + i64::from(jump.d()) - 0x8000).try_into().ok()
 }
 
-/// The instructions of the loop or function with `instruction`, which may be one that a trace has replaced, at `position`.
+/// The instructions of the loop or function that begins with `instruction` at `position`. `instruction` may be one that
+/// a trace has replaced.
 fn part(prototype: &Prototype, position: u32, instruction: Instruction, set: BytecodeSet) -> Option<Range<u32>> {
     let size = prototype.bytecode.len() as u32;
     let range = match instruction.opcode(set)?.op {

@@ -1,6 +1,6 @@
 //! What the JIT compiler of a VM has done and what it gave up on, read from memory without probes.
 //!
-//! [`JitReport::read`] shows one moment, [`AbortWatch`] what is aborted meanwhile.
+//! [`JitReport::read`] reads one moment, [`AbortWatch`] collects the aborts over a time.
 
 mod about;
 mod areas;
@@ -46,46 +46,47 @@ use blacklist::Suspects;
 /// A place where recording was aborted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Aborted {
-    /// Where recording began; [`None`] if that function was collected.
+    /// Where recording began; [`None`] if the function was collected.
     pub place: Option<Place>,
-    /// Address of the instruction.
+    /// Address of the bytecode instruction at which recording began.
     #[serde(serialize_with = "crate::status::hexadecimal")]
     pub pc: u64,
-    /// How many aborts.
+    /// Number of aborts.
     pub aborts: u32,
-    /// Its penalty.
+    /// Penalty value of the place.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<u16>,
-    /// Why the last of them was aborted.
+    /// Why the last abort happened.
     pub reason: AbortReason,
-    /// The bytecode or function that this reason is about: `VARG`, `string.dump`. Of the penalties that stand in memory
-    /// only that of the very last abort has one.
+    /// The bytecode or function that this reason is about: `VARG`, `string.dump`. Of the penalties in memory, only the
+    /// penalty of the very last abort has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub about: Option<String>,
-    /// What became of the place.
+    /// The current state of the place.
     pub now: Fate,
-    /// For a bytecode that cannot be recorded: those in the loop or function itself. Others may be in what it calls.
+    /// If a bytecode cannot be recorded: the bytecodes of that kind in the loop or function itself. Others may be in
+    /// functions that it calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unrecordable: Vec<Unrecordable>,
 }
 
-/// What became of a place where recording was aborted.
+/// The current state of a place where recording was aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fate {
-    /// It will be tried again.
+    /// The place is interpreted, and recording will be tried again.
     Interpreted,
-    /// It has been compiled since.
+    /// The place has been compiled since.
     Compiled,
-    /// It was blacklisted.
+    /// The place was blacklisted.
     Blacklisted,
-    /// A loop over `next()` that was made a general one: blacklisted, or called with another iterator.
+    /// A loop over `next()` that fell back to a general iterator loop: it was blacklisted, or called with another iterator.
     Generalized,
-    /// The function is gone.
+    /// The function was collected.
     Unknown,
 }
 
-/// All that the memory of a VM says about its JIT compiler.
+/// Everything that the memory of a VM shows about its JIT compiler.
 #[derive(Clone, Debug, Serialize)]
 pub struct JitReport {
     /// What stays in the interpreter.
@@ -93,56 +94,56 @@ pub struct JitReport {
     pub blacklist: Blacklist,
     /// The last aborts, of up to 64 places.
     pub penalties: Vec<Aborted>,
-    /// Why these are not known, if they are not.
+    /// Why the penalties are not known, if they are not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub penalties_unknown: Option<String>,
-    /// What was aborted while it was watched.
+    /// Aborts that were seen while the VM was watched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub watched: Option<WatchedAborts>,
     /// The traces, in the order of their numbers.
     pub traces: Vec<TraceNode>,
-    /// How many traces were flushed or replaced while they were read, and left out.
+    /// How many traces were left out because they were flushed or replaced while they were read.
     pub traces_changed: usize,
-    /// The areas of machine code.
+    /// The areas of machine code and their use.
     pub machine_code: Areas,
-    /// The parameters of the compiler, if they are certain.
+    /// The parameters of the compiler, if they are known for certain.
     pub parameters: Option<JitParameters>,
-    /// What samples were in, of code that was interpreted, and why.
+    /// Interpreted code that samples hit, and why it is not compiled.
     #[serde(skip)]
     pub interpreted: InterpretedCode,
-    /// The lines of the file that was asked for, for each chunk that can be meant.
+    /// The lines of the file in [`JitQuery::file`], for each chunk that the name can mean.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<CodeFile>,
-    /// Whether all functions of the VM were looked at: a heap may be too large, or change too fast.
+    /// Whether all functions of the VM were read: a heap may be too large, or change too fast.
     pub complete: bool,
 }
 
-/// What was seen over a time.
+/// What was seen while a VM was watched.
 #[derive(Clone, Debug, Serialize)]
 pub struct WatchedAborts {
-    /// How often it was looked.
+    /// How often memory was read.
     pub readings: u64,
-    /// How often all traces were flushed, at least.
+    /// How often all traces were flushed; this is a lower bound.
     pub flushes: u32,
     /// The aborts, by place and reason, the most frequent first.
     pub aborts: Vec<Aborted>,
 }
 
-/// What a report is to tell, and what it is joined with.
+/// What a report should contain, and the data that it is joined with.
 #[derive(Clone, Copy, Debug)]
 pub struct JitQuery<'a> {
-    /// How long the heap is looked through for functions.
+    /// The longest time to search the heap for functions.
     pub limit: Duration,
-    /// What was seen before.
+    /// The watch over the VM before this report.
     pub watch: Option<&'a AbortWatch>,
-    /// Samples of the process: those of this VM are found in them.
+    /// Samples of the process; the report picks out the samples of this VM.
     pub samples: Option<&'a CodeSamples>,
-    /// The file whose lines are wanted.
+    /// The file whose lines the report should list.
     pub file: Option<&'a str>,
 }
 
 impl JitReport {
-    /// Reads it all. `maps` must be recent.
+    /// Reads the whole report. `maps` must be recent.
     pub fn read<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, query: JitQuery<'_>) -> Self {
         let JitQuery { limit, watch, samples, file } = query;
         let mut suspects = Suspects::default();
@@ -187,7 +188,7 @@ impl JitReport {
     }
 }
 
-/// What is known of aborts, by place: the penalties, and what was seen of those whose slots went to others.
+/// What is known about aborts, by place: the penalties, and watched aborts of places whose slots other places have taken.
 fn known_aborts<'a>(
     penalties: &'a [Aborted],
     watched: Option<&'a WatchedAborts>,
@@ -196,7 +197,7 @@ fn known_aborts<'a>(
         let Aborted { pc, aborts, reason, about, .. } = aborted;
         (*pc, KnownAbort { aborts: *aborts, reason: *reason, about: about.clone() })
     };
-    // What comes later replaces what was before. A penalty counts all aborts, what was seen may tell what they were about.
+    // Later entries replace earlier ones. A penalty counts all aborts, but a watched abort may tell what its reason was about.
     let seen = watched.into_iter().flat_map(|watched| watched.aborts.iter().rev()).map(known);
     let seen: std::collections::HashMap<u64, KnownAbort> = seen.collect();
     let about = |(pc, abort): (u64, KnownAbort)| {
@@ -242,7 +243,7 @@ impl<M: ReadMemory> Reader<'_, M> {
         aborted.now = match op {
             Some(Op::IFORL | Op::IITERL | Op::ILOOP | Op::IFUNCF) => Fate::Blacklisted,
             Some(Op::JFORL | Op::JITERL | Op::JLOOP | Op::JFUNCF) => Fate::Compiled,
-            // Recording never begins there: when it did, it was another instruction.
+            // Recording never begins at this instruction: when it did, the instruction was another one.
             Some(Op::ITERC) => Fate::Generalized,
             _ => Fate::Interpreted,
         };

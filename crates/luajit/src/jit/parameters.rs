@@ -1,10 +1,10 @@
 //! The parameters that limit the JIT compiler (`J->param`, [`JIT_PARAMDEF`] of `lj_jit.h`); `-Omaxside=200` and
 //! `jit.opt.start()` set them.
 //!
-//! They lie right before the groups of exit stubs, which lie right before the penalties ([`jit_State`]), in every build
-//! that was compiled. Since pointers are aligned, four bytes may be left free
-//! between them. Whether they are tells the word that would be `maxmcode`, which is never 0 where it is one. What does
-//! not look like parameters is not shown.
+//! In every compiled build, they lie right before the groups of exit stubs, which lie right before the penalties
+//! ([`jit_State`]). Since pointers are aligned, there may be a gap of four bytes between the groups and the parameters.
+//! The word that would be `maxmcode` shows whether there is a gap, because `maxmcode` is never 0. Words that do not
+//! look like parameters are not shown.
 //!
 //! [`JIT_PARAMDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L108-L129
 //! [`jit_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L481-L486
@@ -42,7 +42,7 @@ pub struct JitParameters {
 }
 
 impl JitParameters {
-    /// Reads those of `vm`; [`None`] if they are not certain.
+    /// Reads the parameters of `vm`; [`None`] if they are not certain.
     pub fn read<M: ReadMemory>(memory: &M, vm: &Vm) -> Option<Self> {
         let jit_state = vm.jit_state().filter(|_| vm.layout.j_penalty != ABSENT)?;
         let end = field(jit_state, vm.layout.j_penalty).wrapping_sub(EXIT_STUBS);
@@ -52,7 +52,7 @@ impl JitParameters {
         Self::of(&words, vm.bytecode_set())
     }
 
-    /// From the last 16 words before the exit stubs.
+    /// Takes the parameters from the last 16 words before the exit stubs.
     fn of(words: &[i32], set: BytecodeSet) -> Option<Self> {
         let words: &[i32; 16] = words.first_chunk()?;
         let found = match set {
@@ -92,8 +92,8 @@ impl JitParameters {
         }
     }
 
-    /// Whether a working VM can have these. `lj_jit.h` and `jit.opt` have none that are negative; without any trace, or any
-    /// room for one, nothing would be compiled.
+    /// Whether a working VM can have these parameters. `lj_jit.h` and `jit.opt` allow no negative ones. Without any
+    /// trace, or any room for one, nothing would be compiled.
     fn is_likely(&self) -> bool {
         let Self { maxtrace, maxrecord, maxirconst, maxside, maxsnap, minstitch, .. } = *self;
         let Self { hotloop, hotexit, tryside, instunroll, loopunroll, callunroll, recunroll, .. } = *self;
@@ -107,7 +107,7 @@ impl JitParameters {
             && (1..=1 << 24).contains(&self.maxmcode)
     }
 
-    /// The parameters that an abort reason is about, with their values: `maxsnap=500`.
+    /// The parameters behind an abort reason, with their values: `maxsnap=500`.
     pub fn about(&self, reason: &str) -> Option<String> {
         let Self { maxrecord, maxirconst, maxsnap, loopunroll, callunroll, recunroll, .. } = self;
         Some(match reason {

@@ -1,14 +1,13 @@
 //! Penalties for places where recording was aborted (`J->penalty`, [`HotPenalty`] of `lj_jit.h`).
 //!
-//! Each of 64 slots has a place, how hot it must become before it is tried again, and the reason of its last abort.
-//! Every abort doubles that value and adds up to 15 ([`penalty_pc`], `lj_trace.c`), so it tells how many there were.
-//! Beyond 60000, with the eleventh abort, the place is blacklisted instead; the slot keeps what the tenth has left. New
-//! places take slots in turns. A flush of all traces clears them. Only root traces are noted, not side traces or
-//! stitched ones.
+//! Each of 64 slots has a place, the count that the place must reach before it is tried again, and the reason of its
+//! last abort. Every abort doubles that count and adds up to 15 ([`penalty_pc`], `lj_trace.c`), so it shows the number
+//! of aborts. Beyond 60000, with the eleventh abort, the place is blacklisted instead, and the slot keeps the state
+//! after the tenth. New places take slots in turns. A flush of all traces clears the slots. Only root traces get
+//! penalties, not side traces or stitched ones.
 //!
-//! What a reason is about, the bytecode or function that cannot be recorded, is only kept of the very last abort
-//! (`J->errinfo`): it belongs to a penalty if the last recording began at its place, and was aborted ([`trace_abort`],
-//! `lj_trace.c`).
+//! The bytecode or function that could not be recorded is only kept for the very last abort (`J->errinfo`): it belongs
+//! to a penalty if the last recording began at its place, and was aborted ([`trace_abort`], `lj_trace.c`).
 //!
 //! [`HotPenalty`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L302-L312
 //! [`penalty_pc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L391-L414
@@ -28,10 +27,10 @@ const LEAST: u16 = 72;
 /// `PENALTY_MAX`: the same in every build.
 const MOST: u16 = 60_000;
 
-/// How many aborts a slot can tell of.
+/// The most aborts that a slot can show.
 const MOST_ABORTS: u32 = 10;
 
-/// How many readings may differ before it is said that there is none.
+/// How often to read the slots until two readings agree.
 const READINGS: usize = 8;
 
 /// A slot that is in use.
@@ -39,16 +38,16 @@ const READINGS: usize = 8;
 pub struct Penalty {
     /// Address of the instruction at which recording began.
     pub pc: u64,
-    /// How often the place must be reached before it is tried again (not exactly: loops count twice as fast).
+    /// How often the place must be reached before it is tried again (approximately: loops count twice as fast).
     pub value: u16,
-    /// The number of the last abort's reason.
+    /// Number of the last abort's reason.
     pub reason: u16,
 }
 
 impl Penalty {
     /// How many aborts there were since the place got its slot.
     pub fn aborts(&self) -> u32 {
-        // After n of them the value is 72 * 2^(n-1), and less than 88 * 2^(n-1).
+        // After n aborts the value is at least 72 * 2^(n-1), and less than 88 * 2^(n-1).
         (self.value / LEAST).checked_ilog2().map_or(0, |doublings| doublings + 1)
     }
 }
@@ -56,36 +55,36 @@ impl Penalty {
 /// All slots at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Penalties {
-    /// By slot.
+    /// The penalties, by slot.
     pub slots: Vec<Option<Penalty>>,
     /// The slot that the next new place gets.
     pub next: usize,
-    /// The recording that was the last one, if it was aborted.
+    /// The last recording, if it was aborted.
     pub last: Option<LastAbort>,
 }
 
-/// The last recording, which was aborted.
+/// The last recording, if it was aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastAbort {
-    /// Address of the instruction at which it began.
+    /// Address of the instruction at which recording began.
     pub pc: u64,
-    /// `J->errinfo`, a tagged value: what the reason is about, if it is one that is about something.
+    /// `J->errinfo`, a tagged value: the subject of the reason, if it has one.
     pub about: u64,
 }
 
-/// Why there are no penalties to be told of.
+/// Why the penalties cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PenaltiesError {
-    /// The build has no JIT compiler, or it is not decided yet where its state lies.
+    /// The build has no JIT compiler, or the place of its state is undecided yet.
     #[error("where this VM keeps its penalties is not known: it has compiled nothing yet, or has no JIT compiler")]
     Undecided,
-    /// The VM is gone.
+    /// The VM does not exist any more.
     #[error("the VM's memory is not readable any more")]
     Unreadable,
-    /// What is there cannot be a table of penalties.
+    /// The memory there cannot be a table of penalties.
     #[error("what lies where this build keeps its penalties are none")]
     Malformed,
-    /// It never held still.
+    /// The penalties changed during each reading.
     #[error("the penalties changed each time that they were read")]
     InMotion,
 }
@@ -97,10 +96,10 @@ impl From<Unreadable> for PenaltiesError {
 }
 
 impl Penalties {
-    /// Reads the slots of `vm`: twice, so that none is torn.
+    /// Reads the slots of `vm` twice, so that none is torn.
     ///
     /// # Errors
-    /// [`PenaltiesError`] if there are none to be had.
+    /// [`PenaltiesError`] if they cannot be read.
     pub fn read<M: ReadMemory>(memory: &M, vm: &Vm) -> Result<Self, PenaltiesError> {
         let jit_state = vm.jit_state().filter(|_| vm.layout.j_penalty != ABSENT).ok_or(PenaltiesError::Undecided)?;
         let mut before = Self::read_once(memory, vm, jit_state)?;
@@ -114,11 +113,11 @@ impl Penalties {
         Err(PenaltiesError::InMotion)
     }
 
-    /// [`None`] if there can be none.
+    /// [`None`] if the memory cannot be a table of penalties.
     fn read_once<M: ReadMemory>(memory: &M, vm: &Vm, jit_state: u64) -> Result<Option<Self>, Unreadable> {
         let (layout, gc64) = (&vm.layout, vm.layout.is_gc64());
         let start = usize::from(layout.j_penalty);
-        // All that matters is read at once. The state begins with the trace that is recorded, or was the last.
+        // Everything is read at once. The state begins with the trace that is being recorded, or was recorded last.
         let of_slots = start + SLOTS * width(gc64) + 4;
         let end = if layout.j_errinfo == ABSENT { of_slots } else { of_slots.max(usize::from(layout.j_errinfo) + 8) };
         let state = read_bytes(memory, jit_state, end)?;
@@ -133,14 +132,14 @@ impl Penalties {
         (next < SLOTS).then_some(Self { slots: slots?, next, last: None })
     }
 
-    /// What the reason of a penalty is about, if that is known.
+    /// The subject of a penalty's reason, if it is known.
     pub fn about(&self, penalty: &Penalty) -> Option<u64> {
-        // The next abort blacklists: it leaves no reason behind, but what it was about.
+        // The next abort blacklists the place: it stores its subject, but not its reason.
         let may_be_of_another = penalty.aborts() >= MOST_ABORTS;
         self.last.filter(|last| last.pc == penalty.pc && !may_be_of_another).map(|last| last.about)
     }
 
-    /// Those that are in use.
+    /// The slots that are in use.
     pub fn in_use(&self) -> impl Iterator<Item = &Penalty> {
         self.slots.iter().flatten()
     }
@@ -170,7 +169,7 @@ const fn width(gc64: bool) -> usize {
     if gc64 { 16 } else { 8 }
 }
 
-/// The outer option tells whether it can be a slot, the inner one whether it is in use.
+/// The outer option tells whether the bytes can be a slot, the inner one whether the slot is in use.
 fn parse_slot(slot: &[u8], gc64: bool) -> Option<Option<Penalty>> {
     let (pc, rest) = slot.split_at_checked(if gc64 { 8 } else { 4 })?;
     let half = |at: usize| rest.get(at..)?.first_chunk().map(|bytes| u16::from_le_bytes(*bytes));
@@ -249,7 +248,7 @@ mod tests {
 
     #[test]
     fn values_tell_the_number_of_aborts() {
-        // The least and the most that the random numbers make of it.
+        // The smallest and the largest value that the random numbers can give.
         let (mut least, mut most) = (72_u16, 72_u16);
         for aborts in 1..=10 {
             for value in [least, most] {

@@ -16,22 +16,22 @@ use crate::prototype::{Prototype, PrototypeKey, Prototypes};
 use crate::prototype_batch::read_prototypes;
 use crate::{FunctionNamer, Vm, heap};
 
-/// A place in a Lua function. Its text is the target's, with all escaped that is no plain text.
+/// A place in a Lua function. Its text comes from the target, with everything escaped that is not plain text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Place {
-    /// The function: `name@file.lua:LINE`, where it is defined; without the name if nothing tells it.
+    /// The function: `name@file.lua:LINE` with the line of its definition; without the name if that is not known.
     pub function: String,
-    /// The chunk as LuaJIT shows it: `file.lua`.
+    /// The chunkname as LuaJIT shows it: `file.lua`.
     pub source: String,
-    /// The line; none if the function has no debug information.
+    /// The line; [`None`] if the function has no debug information.
     pub line: Option<u32>,
 }
 
-/// All prototypes of a VM, to find the one that an instruction belongs to.
+/// All prototypes of a VM, to find the prototype of an instruction.
 pub struct CodePlaces<'a, M> {
     memory: &'a M,
     vm: &'a Vm,
-    /// By the address of its first instruction.
+    /// Prototypes by the address of the first instruction.
     prototypes: BTreeMap<u64, PrototypeKey>,
     names: RefCell<FunctionNamer>,
     read: RefCell<Prototypes>,
@@ -40,7 +40,7 @@ pub struct CodePlaces<'a, M> {
 }
 
 impl<'a, M: ReadMemory> CodePlaces<'a, M> {
-    /// Reads all prototypes of `vm`, as far as `limit` allows, and shows each to `visit`.
+    /// Reads all prototypes of `vm`, as far as `limit` allows, and passes each to `visit`.
     pub fn collect(memory: &'a M, vm: &'a Vm, limit: Duration, mut visit: impl FnMut(&Prototype)) -> Self {
         let found = heap::all_prototypes(memory, vm, limit);
         let layout = &vm.layout;
@@ -55,8 +55,8 @@ impl<'a, M: ReadMemory> CodePlaces<'a, M> {
         Self { memory, vm, prototypes, names, read: RefCell::default(), complete: found.complete }
     }
 
-    /// The function whose instruction is at `pc`, and the position of that instruction; [`None`] if there is none, or
-    /// it was collected meanwhile.
+    /// The function with the instruction at `pc`, and the position of that instruction; [`None`] if there is no such
+    /// function, or it was collected meanwhile.
     pub fn instruction(&self, pc: u64) -> Option<(Arc<Prototype>, u32)> {
         let (first, key) = self.prototypes.range(..=pc).next_back()?;
         let offset = pc - first;

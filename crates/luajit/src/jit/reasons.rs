@@ -11,16 +11,16 @@ use serde::{Serialize, Serializer};
 use super::explain::{Explanation, explanation};
 use crate::Vm;
 
-/// An abort reason, as far as it is known.
+/// An abort reason, with its name if that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AbortReason {
     /// Its number in this build.
     pub number: u16,
-    /// Its name; [`None`] where builds that all fit disagree, or none has that number.
+    /// Its name; [`None`] if the builds that fit disagree, or have no reason with that number.
     pub name: Option<&'static str>,
 }
 
-/// 2.1 since its second beta, of all three forks.
+/// 2.1 since its second beta, in all three forks.
 const V21: &[&str] = &[
     "RECERR", "TRACEUV", "TRACEOV", "STACKOV", "SNAPOV", "BLACKL", "RETRY", "NYIBC", "LLEAVE", "LINNER", "LUNROLL",
     "BADTYPE", "CJITOFF", "CUNROLL", "DOWNREC", "NYIFFU", "NYIRETL", "STORENN", "NOMM", "IDXLOOP", "NYITMIX",
@@ -28,8 +28,7 @@ const V21: &[&str] = &[
     "NYIIR", "NYIPHI", "NYICOAL",
 ];
 
-/// What lists of older builds have in other places: reasons that are not there yet, and some that were removed later
-/// (before `NYIFFU`).
+/// Differences of older builds' lists: reasons that do not exist yet, and reasons that were removed later (before `NYIFFU`).
 struct Older {
     builds: &'static [&'static str],
     without: &'static [&'static str],
@@ -51,13 +50,13 @@ fn names(build: &str) -> Vec<&'static str> {
     names
 }
 
-/// The reasons that a VM's builds agree about.
+/// The reasons on which all builds of a VM agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reasons(Vec<Option<&'static str>>);
 
 impl Reasons {
-    /// Those of the builds that `vm` was proven to be. A build that the table does not know has the list of those in
-    /// it that keep traces in the same form.
+    /// The reasons of the builds for which `vm` was proven. A build that the table does not know gets the list of the
+    /// builds whose traces have the same layout.
     pub fn of(vm: &Vm) -> Self {
         let rows = known_layouts();
         let own: Vec<&str> = vm.builds.iter().flat_map(|builds| builds.split(", ")).collect();
@@ -87,24 +86,24 @@ impl Reasons {
         Self((0..most).map(agreed).collect())
     }
 
-    /// The reason of this number.
+    /// The reason with this number.
     pub fn get(&self, number: u16) -> AbortReason {
         AbortReason { number, name: self.0.get(usize::from(number)).copied().flatten() }
     }
 }
 
-/// A build's name without the options that it was found to be built with: `2021-03-23 with LUAJIT_DISABLE_FFI`.
+/// A build's name without the options that were found to be set: `2021-03-23 with LUAJIT_DISABLE_FFI`.
 fn without_options(build: &str) -> &str {
     build.split(" with ").next().unwrap_or(build)
 }
 
 impl AbortReason {
-    /// What it means.
+    /// The explanation of the reason.
     pub fn explanation(&self) -> Option<&'static Explanation> {
         explanation(self.name?)
     }
 
-    /// What LuaJIT says; or why that is not known.
+    /// LuaJIT's message; or why that is not known.
     pub fn text(&self) -> String {
         match self.explanation() {
             Some(explanation) => explanation.text.to_owned(),
@@ -144,7 +143,7 @@ mod tests {
     #[test]
     fn numbers_are_those_of_the_headers() {
         let number = |build: &str, name: &str| names(build).iter().position(|known| *known == name);
-        // As the headers of these commits count them.
+        // The numbers in the headers of these commits.
         assert_eq!((number("2.0.1", "NYIBC"), number("2.0-head", "NYICOAL")), (Some(5), Some(34)));
         assert_eq!((number("2.1b1", "NYIFFU"), number("2.1b1", "NYICOAL")), (Some(17), Some(36)));
         assert_eq!((number("2.1b3", "NYIBC"), number("tt3.0", "NYICOAL")), (Some(7), Some(34)));

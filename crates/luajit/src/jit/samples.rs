@@ -1,4 +1,4 @@
-//! CPU samples for the JIT report, by the place in the innermost Lua function and by what ran there.
+//! CPU samples for the JIT report, by the place in the innermost Lua function and by the kind of code that ran there.
 
 use std::collections::HashMap;
 use std::ops::AddAssign;
@@ -7,30 +7,30 @@ use serde::Serialize;
 
 use crate::PrototypeKey;
 
-/// A place in a Lua function, as a sample has it.
+/// A place in a Lua function, as a sample shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CodePosition {
     /// The function.
     pub prototype: PrototypeKey,
-    /// Which of its instructions; [`None`] if that is not known.
+    /// Index of the instruction; [`None`] if that is not known.
     pub position: Option<u32>,
 }
 
-/// Samples by what ran, while a place was the innermost one of Lua code.
+/// Counts of samples with the same innermost place in Lua code, by the kind of code that ran.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CodeCounts {
-    /// The interpreter, at this place itself.
+    /// Samples in the interpreter, at this place itself.
     pub interpreted: u64,
-    /// A library function that the interpreter has called there.
+    /// Samples in a library function that the interpreter called from this place.
     pub library: u64,
-    /// A trace.
+    /// Samples in a trace.
     pub compiled: u64,
-    /// Anything else: a C function, the garbage collector, the JIT compiler.
+    /// Other samples: in a C function, the garbage collector, the JIT compiler.
     pub other: u64,
 }
 
 impl CodeCounts {
-    /// All of them.
+    /// The sum of all counts.
     pub fn all(&self) -> u64 {
         self.interpreted + self.library + self.compiled + self.other
     }
@@ -45,19 +45,19 @@ impl AddAssign for CodeCounts {
     }
 }
 
-/// Samples by place. Those of functions that are generated without end become places without a name.
+/// Samples by place. If a program generates functions without end, the samples of later ones count without a place.
 #[derive(Clone, Debug, Default)]
 pub struct CodeSamples {
     places: HashMap<CodePosition, CodeCounts>,
-    /// Those of which no place is known, or no room was left for it.
+    /// Samples without a known place, or without room for their place.
     pub elsewhere: CodeCounts,
 }
 
-/// More places are not kept.
+/// The most places that are kept.
 const MOST_PLACES: usize = 1 << 16;
 
 impl CodeSamples {
-    /// Counts at a place, if it is known.
+    /// Adds counts to a place, if it is known.
     pub fn add(&mut self, place: Option<CodePosition>, counts: CodeCounts) {
         let has_room = self.places.len() < MOST_PLACES;
         match place.filter(|place| has_room || self.places.contains_key(place)) {

@@ -1,10 +1,10 @@
-//! The tree of traces: which side trace belongs to which root, where each starts, what it links to, and which exits are
-//! taken.
+//! The tree of traces: which side trace belongs to which root, where each starts, which trace it links to, and which
+//! exits are taken.
 //!
-//! A side trace does not keep its parent, but its first instruction has the parent's number and the exit that it
-//! continues ([`lj_record_setup`], `lj_record.c`); of a stitched trace, the trace that it follows. Snapshots count how
-//! often they were taken until a side trace was made for them; the last one of a trace without a loop is its end, and
-//! marked in the same way ([`SnapShot`], `lj_jit.h`; [`trace_hotside`], [`trace_state`], `lj_trace.c`).
+//! A side trace does not store its parent, but its first instruction has the parent's number and the number of the exit that it
+//! continues ([`lj_record_setup`], `lj_record.c`); in a stitched trace, it has the number of the trace before. Each snapshot
+//! counts how often its exit was taken until a side trace was made for it. The last snapshot of a trace without a loop is its
+//! end, and is marked in the same way ([`SnapShot`], `lj_jit.h`; [`trace_hotside`], [`trace_state`], `lj_trace.c`).
 //!
 //! LuaJIT's sources: [`TraceLink`].
 //!
@@ -26,7 +26,7 @@ use crate::{Trace, Vm, read_traces, trace_at};
 /// `SNAPCOUNT_DONE`: a side trace continues there.
 const DONE: u8 = 255;
 
-/// What kind of trace it is.
+/// The kind of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TraceKind {
@@ -34,7 +34,7 @@ pub enum TraceKind {
     Root,
     /// It continues another trace's exit.
     Side,
-    /// It goes on after a function that the trace before it could not be compiled through.
+    /// It continues after a call that the trace before it could not include.
     Stitched,
 }
 
@@ -52,7 +52,7 @@ pub enum Link {
     UpRecursion,
     /// In itself, as a return.
     DownRecursion,
-    /// In the interpreter: LuaJIT has given up to compile what follows.
+    /// In the interpreter: LuaJIT has given up on compiling the code after it.
     Interpreter,
     /// In the interpreter, by a return.
     Return,
@@ -72,11 +72,11 @@ impl Link {
             Link::Return,
             Link::Stitch,
         ];
-        // 0 is a trace without a link.
+        // 0 stands for a trace without a link.
         ALL.get(usize::from(number).checked_sub(1)?).copied()
     }
 
-    /// In a word, as LuaJIT's own tools have it.
+    /// The link as one word, as in LuaJIT's own tools.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Root => "root",
@@ -96,9 +96,9 @@ impl Link {
 pub struct TraceExit {
     /// Its number.
     pub number: usize,
-    /// How often it was taken while no side trace continued it. [`None`] if one does: then nobody counts.
+    /// How often it was taken while no side trace continued it. [`None`] if a side trace does: then nothing counts.
     pub taken: Option<u8>,
-    /// The side trace that continues it.
+    /// Number of the side trace that continues it.
     pub to: Option<u16>,
     /// Where it leads in the Lua code, if that is known.
     pub place: Option<Place>,
@@ -109,29 +109,29 @@ pub struct TraceExit {
 pub struct TraceNode {
     /// Its number.
     pub number: u16,
-    /// What kind it is.
+    /// The kind of the trace.
     pub kind: TraceKind,
-    /// The trace that it continues or follows; [`None`] for a root trace, or if that is not known.
+    /// Number of the trace that it continues or follows; [`None`] for a root trace, or if that is not known.
     pub parent: Option<u16>,
-    /// The exit of the parent that a side trace continues.
+    /// Number of the parent's exit that a side trace continues.
     pub exit: Option<u16>,
-    /// The root trace that a side trace belongs to.
+    /// Number of the root trace that a side trace belongs to.
     pub root: Option<u16>,
     /// How it ends; [`None`] if that is not known.
     pub link: Option<Link>,
-    /// The trace that it goes on with.
+    /// Number of the trace that it links to.
     pub linked: Option<u16>,
-    /// Whether what should follow is given up: the trace after it could not be recorded.
+    /// Whether LuaJIT gave up on continuing it: the trace after it could not be recorded.
     pub stitch_given_up: bool,
-    /// Where it starts; [`None`] if that function is gone.
+    /// Where it starts; [`None`] if the function was collected.
     pub start: Option<Place>,
     /// Size of its machine code in bytes.
     pub code: u64,
-    /// Instructions of its intermediate code.
+    /// Number of instructions of its intermediate code.
     pub instructions: u32,
-    /// Its snapshots; [`None`] if the layout of traces is not decided.
+    /// Number of its snapshots; [`None`] if the layout of traces is undecided.
     pub snapshots: Option<u16>,
-    /// What they take in memory, without what is in them of other traces.
+    /// Memory of its snapshots in bytes, without the parts that belong to other traces.
     pub snapshot_bytes: Option<u64>,
     /// The exits that were taken; [`None`] if their counters could not be read.
     pub exits: Option<Vec<TraceExit>>,
@@ -140,11 +140,11 @@ pub struct TraceNode {
 /// All traces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TraceTree {
-    /// In the order of their numbers.
+    /// The traces, in the order of their numbers.
     pub nodes: Vec<TraceNode>,
-    /// Their headers.
+    /// The headers of the same traces.
     pub traces: Vec<Trace>,
-    /// How many were flushed or replaced while they were read, and left out.
+    /// How many traces were left out because they were flushed or replaced while they were read.
     pub changed: usize,
 }
 
@@ -155,7 +155,7 @@ pub fn read_tree<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, places: &CodeP
     let mut tree = TraceTree::default();
     for trace in all {
         let node = read_node(memory, vm, &trace, places);
-        // What was read belongs together only if the trace is still the same one.
+        // The data belong together only if the trace is still the same.
         if trace_at(memory, vm, trace.address).is_some_and(|now| trace.is_same(&now)) {
             tree.nodes.push(node);
             tree.traces.push(trace);
@@ -167,7 +167,7 @@ pub fn read_tree<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, places: &CodeP
 }
 
 fn read_node<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &CodePlaces<'_, M>) -> TraceNode {
-    /// `REF_BASE`: the number of a trace's first instruction.
+    /// `REF_BASE`: the reference of a trace's first instruction.
     const BASE: u64 = 0x8000;
     let base: Option<u64> = memory.read(trace.ir.wrapping_add(8 * BASE)).ok();
     let (first, second) = (base.map(|base| base as u16), base.map(|base| (base >> 16) as u16));
@@ -211,7 +211,7 @@ fn read_exits<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &CodePl
         if count == 0 || is_end {
             continue;
         }
-        // Snapshots of 8 bytes have 16-bit offsets into the map.
+        // Snapshots of 8 bytes have 16-bit offsets into the snapshot map.
         let map = match size {
             8 => u64::from(u16::from_le_bytes(*snapshot.first_chunk()?)),
             _ => u64::from(u32::from_le_bytes(*snapshot.first_chunk()?)),
@@ -227,7 +227,7 @@ fn read_exits<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &CodePl
     Some(exits)
 }
 
-/// The instruction that a snapshot goes on with: what follows its entries.
+/// The PC of a snapshot, which follows its entries.
 fn snapshot_pc<M: ReadMemory>(memory: &M, at: u64, gc64: bool) -> Option<u64> {
     let bytes = read_some(memory, at, if gc64 { 8 } else { 4 });
     match gc64 {
@@ -236,7 +236,7 @@ fn snapshot_pc<M: ReadMemory>(memory: &M, at: u64, gc64: bool) -> Option<u64> {
     }
 }
 
-/// Tells exits which side trace continues them.
+/// Sets the side trace of each exit that has one.
 fn join_exits(nodes: &mut [TraceNode]) {
     let sides: std::collections::HashMap<(u16, usize), u16> = nodes
         .iter()

@@ -1,8 +1,8 @@
-//! Sees aborts as they happen: the differences between two readings of the penalties.
+//! Watches aborts as they happen, by the differences between two readings of the penalties.
 //!
-//! A hot loop uses up all ten tries within a millisecond, so readings miss the reasons in between, never the number of
-//! aborts, as long as no more than 64 new places come between two of them. An abort that is seen before the next
-//! recording begins also tells the bytecode or function that it is about.
+//! A hot loop uses up all ten tries within a millisecond. So readings miss the reasons of some aborts, but never their
+//! number, as long as there are at most 64 new places between two readings. If an abort is seen before the next
+//! recording begins, its subject is known as well: the bytecode or function.
 
 use std::collections::HashMap;
 
@@ -14,24 +14,24 @@ use crate::Vm;
 /// Aborts at one place for one reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenAborts {
-    /// Where recording began.
+    /// Address of the instruction at which recording began.
     pub pc: u64,
-    /// The reason's number: that of the last of the aborts between two readings.
+    /// Number of the reason: the one of the last abort between two readings.
     pub reason: u16,
-    /// What the reason is about, a tagged value, if that was seen.
+    /// The subject of the reason, a tagged value, if it was seen.
     pub about: Option<u64>,
-    /// How many of them there were.
+    /// Number of aborts.
     pub count: u32,
 }
 
-/// Sees aborts and flushes by reading again and again.
+/// Collects aborts and flushes by repeated readings.
 #[derive(Clone, Debug)]
 pub struct AbortWatch {
     last: Penalties,
     seen: HashMap<(u64, u16, Option<u64>), u32>,
-    /// How often all traces were flushed, at least.
+    /// How often all traces were flushed; this is a lower bound.
     pub flushes: u32,
-    /// How often it was looked.
+    /// Number of readings.
     pub readings: u64,
 }
 
@@ -39,15 +39,15 @@ impl AbortWatch {
     /// Begins to watch `vm`.
     ///
     /// # Errors
-    /// [`PenaltiesError`] if there is nothing to be seen.
+    /// [`PenaltiesError`] if the penalties cannot be read.
     pub fn start<M: ReadMemory>(memory: &M, vm: &Vm) -> Result<Self, PenaltiesError> {
         Ok(Self { last: Penalties::read(memory, vm)?, seen: HashMap::new(), flushes: 0, readings: 1 })
     }
 
-    /// Looks once more. A table that does not hold still is passed over: the next look sees the same.
+    /// Takes one more reading. It skips a table that keeps changing: the next reading shows the same aborts.
     ///
     /// # Errors
-    /// [`PenaltiesError`] if the VM is gone.
+    /// [`PenaltiesError`] if the VM does not exist any more.
     pub fn look<M: ReadMemory>(&mut self, memory: &M, vm: &Vm) -> Result<(), PenaltiesError> {
         match Penalties::read(memory, vm) {
             Ok(now) => {
@@ -62,7 +62,7 @@ impl AbortWatch {
 
     fn compare(&mut self, now: Penalties) {
         let pairs = || self.last.slots.iter().zip(&now.slots);
-        // A slot that is in use keeps a place until another one takes it, or all are cleared.
+        // A slot keeps its place until another place takes it, or all slots are cleared.
         let flushed = pairs().any(|(before, now)| match (before, now) {
             (Some(_), None) => true,
             (Some(before), Some(now)) => before.pc == now.pc && now.value < before.value,
@@ -82,7 +82,7 @@ impl AbortWatch {
         self.last = now;
     }
 
-    /// All aborts since the beginning, the most frequent first.
+    /// All aborts since the start, the most frequent first.
     pub fn aborts(&self) -> Vec<SeenAborts> {
         let mut all: Vec<_> =
             self.seen.iter().map(|(&(pc, reason, about), &count)| SeenAborts { pc, reason, about, count }).collect();

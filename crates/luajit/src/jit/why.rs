@@ -1,10 +1,10 @@
 //! Explains why a place in Lua code runs in the interpreter.
 //!
-//! Looked for from the inside out: the innermost loop around the place that is blacklisted, compiled, or was aborted; then
-//! the function. A loop that is only counted has no reason of its own: it is not hot, and what is around it tells more.
+//! The search goes from the inside out: first the innermost loop around the place that is blacklisted, compiled, or was
+//! aborted; then the function. A loop that is only counted is no reason: it is not hot, and the code around it explains more.
 //!
-//! Functions with variable arguments are never counted ([`BC_FUNCV`], `vm_x64.dasc`): they are compiled only as parts of
-//! what calls them. Main chunks are such functions.
+//! Functions with variable arguments are never counted ([`BC_FUNCV`], `vm_x64.dasc`): they are compiled only as parts
+//! of their callers. Main chunks are such functions.
 //!
 //! [`BC_FUNCV`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L4800-L4806
 
@@ -33,9 +33,9 @@ pub enum Why {
     Blacklisted,
     /// Its recording was aborted, and will be tried again.
     Aborted,
-    /// It is compiled, but its trace is left there and nothing compiled goes on.
+    /// It is compiled, but the place is after an exit of its trace, and no other trace continues there.
     LeavesTrace,
-    /// Compiling is turned off for the function.
+    /// Compiling is turned off for the function (`jit.off(f)`).
     TurnedOff,
     /// Compiling is turned off for the whole VM.
     CompilerOff,
@@ -43,52 +43,52 @@ pub enum Why {
     Vararg,
     /// A main chunk outside of loops.
     MainChunk,
-    /// Nothing tells: it may not be hot yet, or have been recorded since.
+    /// No reason is known: the code may not be hot yet, or was recorded since.
     Unknown,
 }
 
-/// What is known of the aborts at a place.
+/// What is known about the aborts at a place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KnownAbort {
-    /// How many there were.
+    /// Number of aborts.
     pub aborts: u32,
-    /// The reason of the last one that is known.
+    /// The last known reason.
     pub reason: AbortReason,
-    /// The bytecode or function that it is about.
+    /// The bytecode or function that the reason is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub about: Option<String>,
 }
 
-/// Why a place is interpreted, and by what.
+/// Why a place is interpreted, and which part of the code causes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explained {
-    /// Why.
+    /// The reason.
     pub why: Why,
-    /// What kind of code it is that has that reason.
+    /// The kind of code that has the reason.
     pub kind: BlacklistKind,
-    /// Where that begins.
+    /// Index of the first instruction of that code.
     pub start: u32,
     /// The aborts there.
     pub abort: Option<KnownAbort>,
-    /// The trace there.
+    /// The number of the trace there.
     pub trace: Option<u16>,
     /// The bytecodes in it that cannot be recorded.
     pub unrecordable: Vec<Unrecordable>,
 }
 
-/// What explains places of a VM.
+/// Facts that explain why places of a VM are interpreted.
 #[derive(Clone, Debug)]
 pub struct WhyInterpreted {
     set: BytecodeSet,
     layout: VmLayout,
     is_on: bool,
     aborts: HashMap<u64, KnownAbort>,
-    /// Root traces by where they start: their numbers, and the instructions that they have replaced.
+    /// Root traces by the address at which they start: their numbers, and the instructions that they have replaced.
     traces: HashMap<u64, (u16, u32)>,
 }
 
 impl WhyInterpreted {
-    /// For `vm`, whose compiler is on or not, with these traces and aborts by the place where recording began.
+    /// The facts for `vm`: whether its compiler is on, its traces, and its aborts by the address at which recording began.
     pub fn new(vm: &Vm, is_on: bool, traces: &[Trace], aborts: impl Iterator<Item = (u64, KnownAbort)>) -> Self {
         Self {
             set: vm.bytecode_set(),
@@ -103,7 +103,7 @@ impl WhyInterpreted {
         }
     }
 
-    /// As memory says it now, without a search for functions. `maps` must be recent.
+    /// The current facts in memory, without a search for functions. `maps` must be recent.
     pub fn read<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm) -> Self {
         let reasons = Reasons::of(vm);
         let subjects = Subjects::default();
@@ -118,13 +118,14 @@ impl WhyInterpreted {
         Self::new(vm, is_on, &read_traces(memory, maps, vm), aborts)
     }
 
-    /// The loops of a function, and itself, the innermost first.
+    /// All loops of a function, and the function itself, the innermost first.
     pub fn parts(&self, prototype: &Prototype) -> Vec<CodePart> {
         let original = |start| self.traces.get(&self.address(&prototype.key, start)).map(|(_, replaced)| *replaced);
         parts(prototype, self.set, original)
     }
 
-    /// Why an instruction of `prototype`, whose `parts` these are, is interpreted; of the function, if it is not known which.
+    /// Why an instruction of `prototype` with these `parts` is interpreted. If the position is not known, it is the
+    /// reason of the function.
     pub fn at(&self, prototype: &Prototype, parts: &[CodePart], position: Option<u32>) -> Explained {
         let function = |why| Explained {
             why,
@@ -148,7 +149,7 @@ impl WhyInterpreted {
             return explained;
         }
         let header = prototype.instruction(0).and_then(|header| header.opcode(self.set));
-        // It has no part of its own, so that all of these are loops.
+        // The function has no part of its own, so all of these parts are loops.
         let may_be_in_loop = parts.iter().any(|part| position.is_none_or(|position| part.within.contains(&position)));
         match header.map(|header| header.op) {
             Some(Op::FUNCV | Op::IFUNCV) if !may_be_in_loop => {
@@ -160,7 +161,7 @@ impl WhyInterpreted {
 
     fn explain(&self, prototype: &Prototype, part: &CodePart) -> Option<Explained> {
         let pc = self.address(&prototype.key, part.start);
-        // A loop over next() that was made a general one was recorded from the instruction before.
+        // A loop over next() that fell back to a general iterator loop was recorded from the instruction before.
         let before = || self.aborts.get(&pc.wrapping_sub(4)).filter(|_| part.kind == BlacklistKind::IteratorFor);
         let abort = self.aborts.get(&pc).or_else(before).cloned();
         let why = match part.state {
@@ -196,7 +197,7 @@ mod tests {
         number | ((d + 0x8000) as u32) << 16
     }
 
-    /// A function with this header, and a loop with these two ends in it: `for ... do for ... do end end`.
+    /// A function with this header and two nested loops with these ends: `for ... do for ... do end end`.
     fn nested(header: Op, inner: Op, outer: Op) -> Prototype {
         let ops = [(header, 0), (Op::FORI, 4), (Op::FORI, 2), (Op::FNEW, 0), (inner, -2), (outer, -4), (Op::RET0, 0)];
         prototype(ops.map(|(op, d)| code(op, d)).to_vec(), &[], &[], &[])
@@ -218,18 +219,18 @@ mod tests {
         let blacklisted = nested(Op::FUNCF, Op::IFORL, Op::IFORL);
         let inner = [3, 5, 6].map(|position| at(&known, &blacklisted, Some(position)));
         assert_eq!(inner, [(Why::Blacklisted, 4), (Why::Blacklisted, 5), (Why::Unknown, 0)]);
-        // What is only counted has no reason of its own.
+        // A loop that is only counted has no reason of its own.
         let outer = nested(Op::IFUNCF, Op::FORL, Op::IFORL);
         assert_eq!(at(&known, &outer, Some(3)), (Why::Blacklisted, 5));
         assert_eq!([Some(6), None].map(|position| at(&known, &outer, position)), [(Why::Blacklisted, 0); 2]);
-        // But one that was aborted has.
+        // But an aborted loop has a reason.
         let reason = AbortReason { number: 7, name: Some("NYIBC") };
         let abort = KnownAbort { aborts: 3, reason, about: None };
         known.aborts.insert(known.address(&outer.key, 4), abort.clone());
         let explained = known.at(&outer, &known.parts(&outer), Some(3));
         assert_eq!((explained.why, explained.start, explained.abort), (Why::Aborted, 4, Some(abort)));
         assert_eq!(explained.unrecordable.len(), 1);
-        // A trace is one that starts right there.
+        // A trace counts only if it starts right there.
         let compiled = nested(Op::FUNCF, Op::JFORL, Op::FORL);
         assert_eq!(at(&why(true), &compiled, Some(3)), (Why::Unknown, 0), "flushed meanwhile");
         known.traces.insert(known.address(&compiled.key, 4), (9, code(Op::FORL, -2)));

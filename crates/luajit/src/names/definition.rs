@@ -1,9 +1,9 @@
-//! What functions are called where they are defined: the variable or field that the function of another one's `FNEW` is
-//! stored in.
+//! Names of functions from their definitions: the variable or field in which the code stores the function that an
+//! `FNEW` creates.
 //!
-//! Lua functions have no names of their own, but `function M.f() end` and `local f = function() end` compile to an `FNEW`
-//! that makes the function, and to instructions that store it ([`BCDEF`], `lj_bc.h`). These are read as they stand, one after
-//! the other: names need no more, for LuaJIT's parser stores a value right behind the expression that makes it.
+//! Lua functions have no names of their own. But `function M.f() end` and `local f = function() end` compile to an `FNEW` that
+//! creates the function, and to instructions that store it ([`BCDEF`], `lj_bc.h`). The instructions are read one after the
+//! other as they are. Names need no more, because LuaJIT's parser stores a value right after the expression that creates it.
 //!
 //! [`BCDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_bc.h#L71-L206
 
@@ -16,33 +16,33 @@ use super::variables::VariablesBySlot;
 use crate::bytecode::{Instruction, Op, Opcode, OperandA, opcodes};
 use crate::prototype::Prototype;
 
-/// How often a table may lie in another one before names begin with a field.
+/// How many tables may be nested before names begin with a field.
 const MAX_DEPTH: u32 = 8;
 
-/// Instructions that are looked at for one prototype: those of any that people write. A generated one with thousands of
-/// functions in one table may come to an end of them; names of the rest begin with a field.
+/// The most instructions that are read for one prototype: enough for all prototypes that people write. A generated one with
+/// thousands of functions in one table may reach this limit; the names of the other functions then begin with a field.
 const MAX_STEPS: u32 = 1 << 23;
 
-/// Instructions that are looked at to find where one value comes from or goes to.
+/// The most instructions that are read to find where one value comes from or goes to.
 const MAX_DISTANCE: u32 = 1 << 16;
 
-/// Where a function is defined.
+/// The definition of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Definition {
-    /// The address of its prototype.
+    /// Address of the function's prototype.
     pub function: u64,
     path: Path,
 }
 
 impl Definition {
-    /// Its name: `M.render`, or `M:render` for a method, which takes `self`.
+    /// The function's name: `M.render`, or `M:render` for a method, which takes `self`.
     pub fn name(self, is_method: bool) -> String {
         if is_method { self.path.of_method() } else { self.path.into_text() }
     }
 }
 
 impl Prototype {
-    /// How it defines the function whose prototype is at `function`, if it does so under a name.
+    /// The definition of the function with the prototype at `function`, if this prototype stores it under a name.
     pub(super) fn definition_of(&self, function: u64, set: BytecodeSet, fr2: bool) -> Option<Definition> {
         let code = CodeReader::new(self, set, fr2);
         let mut positions = 0..self.bytecode.len() as u32;
@@ -51,7 +51,7 @@ impl Prototype {
     }
 }
 
-/// A prototype's code, to look around in.
+/// The code of a prototype, for lookups in both directions.
 struct CodeReader<'a> {
     prototype: &'a Prototype,
     opcodes: Vec<&'static Opcode>,
@@ -71,7 +71,7 @@ impl<'a> CodeReader<'a> {
         Some((*self.opcodes.get(usize::from(instruction.op()))?, instruction))
     }
 
-    /// The function that the instruction at `position` makes, and the slot that it puts it into.
+    /// The prototype of the function that the instruction at `position` creates, and the slot that it is stored in.
     fn made_at(&self, position: u32) -> Option<(u64, u8)> {
         let (opcode, instruction) = self.instruction(position)?;
         let is_new = opcode.op == Op::FNEW;
@@ -100,7 +100,7 @@ impl<'a> CodeReader<'a> {
         self.prototype.name_constant(index).map(Path::variable)
     }
 
-    /// What the value is stored in that the instruction at `made` has put into `slot`.
+    /// The variable or field that receives the value which the instruction at `made` has put into `slot`.
     fn destination(&self, made: u32, mut slot: u8, depth: u32) -> Option<Path> {
         if depth > MAX_DEPTH {
             return None;
@@ -124,7 +124,7 @@ impl<'a> CodeReader<'a> {
                     }
                 }
                 Op::JMP | Op::UCLO => {
-                    // Back goes a loop, in which nothing new is stored.
+                    // A jump back belongs to a loop, where nothing new is stored.
                     let target = i64::from(position) + 1 + i64::from(instruction.d()) - 0x8000;
                     position = u32::try_from(target).ok().filter(|&target| target > position)? - 1;
                 }
@@ -148,7 +148,7 @@ impl<'a> CodeReader<'a> {
         None
     }
 
-    /// The element of a table that the instruction at `position` sets or reads.
+    /// The table element that the instruction at `position` sets or reads.
     fn element(&self, position: u32, opcode: &Opcode, depth: u32) -> Path {
         let instruction = Instruction(self.prototype.bytecode[position as usize]);
         let table = self.origin(position, instruction.b(), depth + 1);
@@ -162,7 +162,7 @@ impl<'a> CodeReader<'a> {
         }
     }
 
-    /// The element of a table whose key is in `slot`.
+    /// The table element whose key is in `slot`.
     fn keyed(&self, table: Option<Path>, position: u32, slot: u8) -> Path {
         if let Some(variable) = self.variables.name(position, slot) {
             return Path::element(table, &variable);
@@ -184,8 +184,7 @@ impl<'a> CodeReader<'a> {
         }
     }
 
-    /// What the value in `slot` is called at `position`: where it was loaded from, or what it is stored in later if it was
-    /// just made.
+    /// The name of the value in `slot` at `position`: where it was loaded from, or, for a new table, where it is stored later.
     fn origin(&self, position: u32, slot: u8, depth: u32) -> Option<Path> {
         if depth > MAX_DEPTH {
             return None;
@@ -205,9 +204,9 @@ impl<'a> CodeReader<'a> {
         }
     }
 
-    /// The instruction before `position` that has written `slot`, unless that was a call or a loop.
+    /// Position of the instruction before `position` that has written `slot`, unless that is a call or a loop.
     fn written(&self, position: u32, slot: u8) -> Option<u32> {
-        // The first one is the function's header.
+        // The first instruction is the function's header.
         for position in (1..position).rev().take(MAX_DISTANCE as usize) {
             self.step()?;
             let (opcode, instruction) = self.instruction(position)?;
@@ -215,7 +214,7 @@ impl<'a> CodeReader<'a> {
                 OperandA::Base => {
                     let is_written = slot >= instruction.a()
                         && (opcode.op != Op::KNIL || u16::from(slot) <= instruction.d())
-                        // It keeps the table below the values that it stores.
+                        // TSETM keeps its table in the slot below the values that it stores.
                         && opcode.op != Op::TSETM;
                     if is_written {
                         return None;

@@ -1,7 +1,7 @@
-//! Walks over the list of all objects of a VM that get to its end, though the program runs on.
+//! Walks over the list of all objects of a VM that reach its end, although the program keeps running.
 //!
-//! Young objects are freed while they are walked over, and the list leads astray there. A walk that does goes on behind the last
-//! prototype that it came by, which are seldom freed; on the list nothing moves ([`gc.root`]).
+//! Young objects may be freed during the walk, and the list leads astray there. Then the walk continues after the last
+//! prototype that it has passed, since prototypes are seldom freed, and objects never move on the list ([`gc.root`]).
 //!
 //! [`gc.root`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L606
 
@@ -16,19 +16,19 @@ use crate::object::{field, type_of};
 use crate::page_cache::PageCache;
 use crate::prototype::{Prototype, PrototypeKey};
 
-/// Prototypes to which a walk can return.
+/// The most prototypes to which a walk can return.
 const MAX_PLACES: usize = 256;
 
-/// One place is kept for so many prototypes.
+/// A place to return to is noted once in this many prototypes.
 const PROTOTYPES_PER_PLACE: u32 = 16;
 
-/// What was read is kept for so many objects.
+/// Cached pages are kept for this many objects.
 const OBJECTS_PER_CACHE: usize = 1 << 15;
 
-/// What a return costs, in objects: a list that is torn everywhere ends the walk.
+/// The cost of a return, counted in objects: a list that is torn everywhere must end the walk.
 const COST_OF_RETURN: u64 = 1 << 14;
 
-/// A walk, and where it can go on.
+/// A walk, and the places where it can continue.
 #[derive(Debug, Default)]
 pub struct ListWalk {
     places: VecDeque<PrototypeKey>,
@@ -49,15 +49,15 @@ pub struct Listed {
 pub enum ListEnd<B> {
     /// At the end of the list.
     List,
-    /// Where the visitor said so.
+    /// Where the visitor ended it.
     Visitor(B),
-    /// There was too much: it can go on.
+    /// The budget was used up; the walk can continue.
     Budget,
 }
 
 impl ListWalk {
-    /// Goes on, and shows each object to `visit`, which says where to end, and [`None`] if something else is there. It looks
-    /// at no more objects than `budget`, of which `visit` may take some as well.
+    /// Continues the walk, and passes each object to `visit`. `visit` returns where to end, or [`None`] if the object
+    /// is something else. The walk reads no more objects than `budget`, of which `visit` may use some as well.
     pub fn go_on<M: ReadMemory, B>(
         &mut self,
         memory: &M,
@@ -80,7 +80,7 @@ impl ListWalk {
         self.returns > 0
     }
 
-    /// Follows the list from an object on. [`None`] if it is torn.
+    /// Follows the list from an object on. [`None`] if the list is torn.
     fn follow<M: ReadMemory, B>(
         &mut self,
         memory: &M,
@@ -90,11 +90,11 @@ impl ListWalk {
         visit: &mut impl FnMut(&PageCache<'_, M>, Listed, &mut u64) -> Option<ControlFlow<B>>,
     ) -> Option<ListEnd<B>> {
         let (layout, pages) = (&vm.layout, PageCache::reading_ahead(memory));
-        // A list that became a ring comes back to an object that is noted each time that the walk has become twice as long
-        // (Brent's algorithm).
+        // If the list has become a ring, the walk comes back to the noted object, which is replaced each time that the
+        // walk has become twice as long (Brent's algorithm).
         let (mut noted, mut last) = (0, None);
         for count in 1_usize.. {
-            // The main thread is the VM's first object, so the last one on the list before userdata.
+            // The main thread is the VM's first object, so it is the last one on the list before userdata.
             if address == 0 || address == vm.main_thread {
                 return Some(ListEnd::List);
             }
@@ -109,13 +109,13 @@ impl ListWalk {
             if count.is_power_of_two() {
                 noted = address;
             }
-            // What is older than that may have changed.
+            // Older cached pages may be outdated.
             if count.is_multiple_of(OBJECTS_PER_CACHE) {
                 pages.clear();
             }
             let kind = type_of(&pages, layout, address).ok()?;
             let next = pages.read_ref(layout.is_gc64(), address).ok()?;
-            // The collectable types.
+            // Only these types are collectable: any other means that the list is torn.
             if !(gct::STR..=13).contains(&kind) {
                 return None;
             }
@@ -143,7 +143,7 @@ impl ListWalk {
         Some(())
     }
 
-    /// The object to go on with: what follows the last prototype that is there still, or the first object of all.
+    /// The object to continue with: the one after the last noted prototype that still exists, or the first of all objects.
     fn next<M: ReadMemory>(&mut self, memory: &M, vm: &Vm) -> u64 {
         let gc64 = vm.layout.is_gc64();
         while let Some(place) = self.places.pop_back() {

@@ -1,9 +1,9 @@
-//! What Lua functions are called: one name for each, whoever calls it.
+//! Names of Lua functions: one name for each function, whoever calls it.
 //!
-//! The name is that of the definition (`definition`): the variable or field that the function is stored in where it
-//! is made. The function that makes it tells that; which one that is takes a `search`. If it is gone, or stores the function
-//! nowhere, what uses the function names it: the upvalue that another function has it in (`used`), or the field of a loaded
-//! module.
+//! The name comes from the definition (`definition`): the variable or field in which the code that creates the function
+//! stores it. That code is another Lua function, the parent; a `search` finds it. If the parent was collected, or
+//! stores the function nowhere, the users of the function name it: the upvalue of another function that holds it
+//! (`used`), or the field of a loaded module.
 
 mod definition;
 mod list;
@@ -24,40 +24,40 @@ use used::{UsedNames, used_names};
 use crate::prototype::{Prototype, PrototypeKey};
 use crate::{FunctionNames, Vm};
 
-/// Names that are kept. A program that makes functions all the time has those of the last ones.
+/// The most names that are kept. A program that creates functions all the time keeps the names of the latest ones.
 const MAX_NAMES: usize = 1 << 15;
 
-/// Objects of a heap that may be looked at for a name: as many as some GiB have.
+/// The most heap objects that are read to find names: as many as a heap of some GiB has.
 const MOST_OBJECTS: u64 = 32 << 20;
 
-/// Objects that may be looked at once more for each batch of samples.
+/// How many more heap objects may be read for each batch of samples.
 const OBJECTS_PER_BATCH: u64 = 1 << 15;
 
-/// Objects among which functions are searched that use others.
+/// The most heap objects that one search for users of functions reads.
 const OBJECTS_OF_USERS: u64 = 4 << 20;
 
-/// Batches after which these are searched once more, for what was loaded since.
+/// Batches between two such searches: functions may have been loaded since.
 const BATCHES_BETWEEN: u32 = 64;
 
-/// How often a search is begun anew for a function whose parent was not where it was said to be.
+/// How often the search for a function's parent starts again if the parent was not where it was expected.
 const ATTEMPTS: u32 = 4;
 
 /// Names the Lua functions of a VM.
 ///
-/// Nothing is read before a name is asked for. A name that was given stays, so that a function has the same one in all of a
-/// recording.
+/// It reads nothing before the first request for a name. Once given, a name stays, so a function has the same name in
+/// the whole recording.
 #[derive(Debug)]
 pub struct FunctionNamer {
     search: ParentSearch,
-    /// By address.
+    /// Names by the address of the prototype.
     names: HashMap<u64, (PrototypeKey, Option<Arc<str>>)>,
-    /// The last parent that was read: its other functions come next.
+    /// The parent that was read last: often the next function has the same parent.
     parent: Option<Arc<Prototype>>,
-    /// What functions are called without their definitions, once that was needed.
+    /// Names that do not come from definitions, read when they are first needed.
     remaining: Option<Remaining>,
-    /// Batches since that was read.
+    /// Batches since `remaining` was read.
     batches: u32,
-    /// Objects that may be looked at.
+    /// How many more heap objects may be read.
     allowance: u64,
     unsearched: u64,
 }
@@ -69,7 +69,7 @@ impl Default for FunctionNamer {
 }
 
 impl FunctionNamer {
-    /// One that looks at no more objects of the heap.
+    /// A namer that reads at most `objects` heap objects.
     pub fn within(objects: u64) -> Self {
         Self {
             search: ParentSearch::default(),
@@ -82,7 +82,7 @@ impl FunctionNamer {
         }
     }
 
-    /// Notes that time has passed: some more objects may be looked at.
+    /// Notes that a new batch of samples begins: some more objects may be read.
     pub fn begin_batch(&mut self) {
         self.batches = self.batches.saturating_add(1);
         self.allowance = self.allowance.saturating_add(OBJECTS_PER_BATCH).min(MOST_OBJECTS);
@@ -93,12 +93,12 @@ impl FunctionNamer {
         self.unsearched
     }
 
-    /// The same number, which counts elsewhere from now on.
+    /// Returns the same number and resets it, for a caller that adds it up elsewhere.
     pub fn take_unsearched(&mut self) -> u64 {
         std::mem::take(&mut self.unsearched)
     }
 
-    /// Takes in what a prototype makes, where that is at hand.
+    /// Adds the child functions of a prototype that was read anyway.
     pub fn add_children(&mut self, parent: &Prototype) {
         self.search.add_children(parent);
     }
@@ -109,7 +109,7 @@ impl FunctionNamer {
             return known.clone();
         }
         let name: Option<Arc<str>> = self.find(memory, vm, key).map(Into::into);
-        // Another look may find it.
+        // Another search may find the name.
         if name.is_none() && self.may_look_again() {
             return None;
         }
@@ -120,7 +120,7 @@ impl FunctionNamer {
         name
     }
 
-    /// Forgets the function of a prototype that was freed: another one may come to lie there and look the same.
+    /// Forgets the function of a prototype that was freed: a new prototype at the same address may look the same.
     pub fn forget(&mut self, address: u64) {
         self.names.remove(&address);
         self.search.forget(address);
@@ -134,9 +134,9 @@ impl FunctionNamer {
             match self.search.parent(memory, vm, key, &mut self.allowance) {
                 FoundParent::Parent(parent) => match self.defined_by(memory, vm, parent, key) {
                     Ok(Some(name)) => return Some(name),
-                    // An argument, or a result: a variable may have it all the same.
+                    // The function is an argument or a result there; a variable may still hold it.
                     Ok(None) => break,
-                    // Something else is there by now.
+                    // Another object has taken the parent's address.
                     Err(WrongParent) => self.search.forget(key.address),
                 },
                 FoundParent::None => break,
@@ -149,7 +149,7 @@ impl FunctionNamer {
         self.remaining_name(memory, vm, key)
     }
 
-    /// What the prototype at `parent` calls a function that it makes.
+    /// The name that the prototype at `parent` gives to a child function.
     fn defined_by<M: ReadMemory>(
         &mut self,
         memory: &M,
@@ -170,12 +170,12 @@ impl FunctionNamer {
             return Err(WrongParent);
         }
         let Some(definition) = definition else { return Ok(None) };
-        // As long as the parent is there, so is what it makes.
+        // As long as the parent exists, so do its child prototypes.
         let function = Prototype::read(memory, &vm.layout, *key).map_err(|_| WrongParent)?;
         Ok(Some(definition.name(function.takes_self())))
     }
 
-    /// Whether the last look at what uses functions was in vain, and one more is allowed before long.
+    /// Whether the last search for users of functions failed on a changing heap, and another one is affordable soon.
     fn may_look_again(&self) -> bool {
         self.allowance > OBJECTS_OF_USERS && self.remaining.as_ref().is_some_and(|remaining| remaining.used.is_torn)
     }
@@ -185,7 +185,7 @@ impl FunctionNamer {
         if known.is_some() {
             return known;
         }
-        // What was loaded since the last time may have one, and what the program hid from the last look.
+        // A new search finds functions that were loaded since, and functions that the last one missed because the heap changed.
         let wait = if self.may_look_again() { 1 } else { BATCHES_BETWEEN };
         if self.remaining.is_some() && self.batches < wait {
             return None;
@@ -196,15 +196,15 @@ impl FunctionNamer {
     }
 }
 
-/// Main chunks have no name, and library functions another one.
+/// Main chunks have no name, and library functions get their names elsewhere.
 fn can_have_name(key: &PrototypeKey) -> bool {
     !matches!(key.firstline, 0 | u32::MAX)
 }
 
-/// A prototype does not make the function that it was said to.
+/// The prototype is not the parent of the function.
 struct WrongParent;
 
-/// What functions are called whose definition is gone.
+/// Names of functions whose definition was collected.
 #[derive(Debug)]
 struct Remaining {
     used: UsedNames,

@@ -1,4 +1,4 @@
-//! Which prototype makes which, for a million of them, in few bytes each.
+//! The parents of up to a million prototypes, in a few bytes each.
 
 use std::collections::HashMap;
 
@@ -6,42 +6,42 @@ use foldhash::fast::RandomState;
 
 use crate::prototype::PrototypeKey;
 
-/// What tells prototypes at the same address apart, in a few bits.
+/// A few bits that distinguish prototypes at the same address.
 pub type Print = u32;
 
-/// What is known of a prototype.
+/// What is known about a prototype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KnownParent {
-    /// Which one makes its functions.
+    /// Address of its parent, whose code creates its functions.
     Parent(u64),
-    /// It was seen on the list, and is this one; not so its parent.
+    /// The prototype with this print was seen on the list, but its parent was not.
     Alone(Print),
 }
 
-/// The two highest bits of an entry say what it is; the others are a print, or how far away the parent is.
+/// The two highest bits of an entry are its kind; the others are a print, or the distance to the parent.
 const KIND: u32 = 0b11 << 30;
 const NEAR: u32 = 0b00 << 30;
 const ALONE: u32 = 0b01 << 30;
 const FAR: u32 = 0b10 << 30;
 
-/// A heap lies within so many regions of 32 GiB. Prototypes elsewhere are none.
+/// The most regions of 32 GiB that a heap lies in. Addresses in other regions are ignored.
 const MAX_REGIONS: usize = 64;
 
-/// So many parents may be more than 4 GiB away from what they make.
+/// The most parents that may be more than 4 GiB away from a child.
 const MAX_FAR: usize = 1 << 16;
 
-/// A print of a prototype.
+/// The print of a prototype.
 pub fn print(key: &PrototypeKey) -> Print {
     print_of(key.firstline, key.sizebc)
 }
 
-/// The same, by its first line and its number of instructions.
+/// The print for a first line and a number of instructions.
 pub fn print_of(firstline: u32, sizebc: u32) -> Print {
     (firstline.wrapping_mul(0x9e37_79b1) ^ sizebc) & !KIND
 }
 
-/// What is known of the prototypes of a VM: by the regions of the address space, then by the bits of their addresses that tell
-/// them apart there. An entry takes 9 bytes, of which a table has up to twice as many as it needs.
+/// What is known about the prototypes of a VM: by regions of the address space, then by the address bits within the
+/// region. An entry takes 9 bytes, and a table has up to twice as many entries as it needs.
 #[derive(Debug, Default)]
 pub struct Parents {
     regions: HashMap<u32, HashMap<u32, u32, RandomState>>,
@@ -49,13 +49,13 @@ pub struct Parents {
     count: usize,
 }
 
-/// Objects are aligned to 8 bytes: the region of an address, and the place in it.
+/// The region of an address, and the place in it. Objects are aligned to 8 bytes.
 fn split(prototype: u64) -> Option<(u32, u32)> {
     let words = prototype.is_multiple_of(8).then_some(prototype / 8)?;
     Some(((words >> 32) as u32, words as u32))
 }
 
-/// How far a parent is away, in words, if an entry has room for that.
+/// The distance to a parent in words, if it fits into an entry.
 fn distance(prototype: u64, parent: u64) -> Option<u32> {
     let bytes = (parent as i64).checked_sub(prototype as i64).filter(|bytes| bytes % 8 == 0)?;
     let words = i32::try_from(bytes / 8).ok().filter(|words| (-(1 << 29)..1 << 29).contains(words))?;
@@ -63,24 +63,24 @@ fn distance(prototype: u64, parent: u64) -> Option<u32> {
 }
 
 impl Parents {
-    /// How many prototypes something is known of.
+    /// Number of prototypes about which something is known.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// What is known of a prototype.
+    /// What is known about a prototype.
     pub fn get(&self, prototype: u64) -> Option<KnownParent> {
         let (region, place) = split(prototype)?;
         let entry = *self.regions.get(&region)?.get(&place)?;
         match entry & KIND {
             ALONE => Some(KnownParent::Alone(entry & !KIND)),
             FAR => self.far.get(&prototype).copied().map(KnownParent::Parent),
-            // Its sign is the highest of the bits that are left.
+            // The sign of the distance is its highest remaining bit.
             _ => Some(KnownParent::Parent(prototype.wrapping_add_signed(i64::from((entry << 2) as i32 >> 2) * 8))),
         }
     }
 
-    /// Notes what is known of a prototype. What cannot be one is left out.
+    /// Notes what is known about a prototype. It ignores addresses that cannot be prototypes.
     pub fn insert(&mut self, prototype: u64, known: KnownParent) {
         let Some((region, place)) = split(prototype) else { return };
         if self.regions.len() >= MAX_REGIONS && !self.regions.contains_key(&region) {
@@ -102,7 +102,7 @@ impl Parents {
         self.regions.entry(region).or_default().insert(place, entry);
     }
 
-    /// Forgets what is known of a prototype.
+    /// Forgets what is known about a prototype.
     pub fn remove(&mut self, prototype: u64) {
         let Some((region, place)) = split(prototype) else { return };
         let entry = self.regions.get_mut(&region).and_then(|region| region.remove(&place));
@@ -117,7 +117,7 @@ impl Parents {
 mod tests {
     use super::*;
 
-    /// Numbers that look random.
+    /// Pseudo-random numbers.
     fn next(state: &mut u64) -> u64 {
         *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         *state >> 20

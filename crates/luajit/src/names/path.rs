@@ -1,17 +1,17 @@
-//! Variables and fields, as programs write them.
+//! Names of variables and fields, as programs write them.
 
-/// A variable, or a field of something.
+/// A variable, or a field of something, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     text: String,
-    /// Where the `.` of its last field is, if a field is the last of it and something is before.
+    /// Position of the `.` before the last field, if the path ends with a field and something comes before it.
     dot: Option<usize>,
 }
 
-/// A key is cut off after so many bytes.
+/// The most bytes of a key.
 const MAX_KEY: usize = 60;
 
-/// A path that gets longer begins with its last field.
+/// The most bytes of a path: a longer one begins with its last field.
 const MAX_PATH: usize = 200;
 
 impl Path {
@@ -20,12 +20,12 @@ impl Path {
         Self { text: cut(name), dot: None }
     }
 
-    /// Whether it is the variable of this name.
+    /// Whether it is the variable with this name.
     pub fn is_variable(&self, name: &str) -> bool {
         self.text == name
     }
 
-    /// The field `key` of `table`: `table.key`, or `table["the key"]` if it is no name.
+    /// The field `key` of `table`: `table.key`, or `table["the key"]` if `key` is no valid name.
     pub fn field(table: Option<Self>, key: &str) -> Self {
         if !is_name(key) {
             return Self::element(table, &format!("\"{}\"", cut(key).escape_debug()));
@@ -36,18 +36,18 @@ impl Path {
         }
     }
 
-    /// The element of `table` whose key is written like that: `table[3]`.
+    /// The element of `table` with a key written like this: `table[3]`.
     pub fn element(table: Option<Self>, key: &str) -> Self {
         let table = table.filter(|table| table.text.len() < MAX_PATH).map_or_else(String::new, |table| table.text);
         Self { text: format!("{table}[{key}]"), dot: None }
     }
 
-    /// As it is written.
+    /// The path as programs write it.
     pub fn into_text(self) -> String {
         self.text
     }
 
-    /// As it is written for methods: `table:key`.
+    /// The path as programs write it for methods: `table:key`.
     pub fn of_method(mut self) -> String {
         if let Some(dot) = self.dot {
             self.text.replace_range(dot..=dot, ":");

@@ -1,10 +1,11 @@
-//! Which prototype makes the functions of which other one: a child does not say who its parent is.
+//! Finds the parents of prototypes: the parent is the prototype whose code creates the functions of a child. A child
+//! does not say who its parent is.
 //!
-//! Parents have their children among their constants, so they are looked for on the list of all objects ([`gc.root`]). New
-//! objects are put at its front, and a parent is made when its body is compiled, which is after its children: on the list it
-//! always comes before them. So a search for a parent is over where the child is.
+//! Parents have their children among their constants, so the search reads the list of all objects ([`gc.root`]). New
+//! objects are put at its front. A parent is created after its children, when its body is compiled, so on the list it
+//! always comes before them. Therefore a search for a parent ends at the child.
 //!
-//! What a walk over a list that changes has led to is no proof: who uses a parent looks whether it has the child.
+//! A walk over a changing list proves nothing: the user of a parent has to check that it has the child.
 //!
 //! [`gc.root`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L606
 
@@ -20,62 +21,62 @@ use crate::object::field;
 use crate::page_cache::PageCache;
 use crate::prototype::{Prototype, PrototypeKey};
 
-/// Prototypes whose parents are kept: as many as a table of 19 MB has room for. Of those beyond, each is searched when it is
-/// asked for.
+/// The most prototypes whose parents are kept: as many as fit into a table of 19 MB. The parents of all others are
+/// searched when they are needed.
 const MAX_KNOWN: usize = 7 << 18;
 
-/// As many more are kept of those that have the same parent as one that was searched.
+/// How many more are kept of those that have the same parent as a prototype that was searched.
 const MAX_SIBLINGS: usize = 1 << 18;
 
-/// `PROTO_CHILD` ([`PROTO_*`] of `lj_obj.h`): it has prototypes among its constants.
+/// `PROTO_CHILD` ([`PROTO_*`] of `lj_obj.h`): the prototype has others among its constants.
 ///
 /// [`PROTO_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L398-L404
 const PROTO_CHILD: u8 = 1;
 
-/// What it costs to read a prototype that makes functions, in objects.
+/// The cost of reading a prototype with children, counted in objects.
 const COST_OF_PARENT: u64 = 16;
 
 /// How a search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundParent {
-    /// Here is a prototype that may be the parent.
+    /// A prototype that may be the parent.
     Parent(u64),
-    /// There is none any more.
+    /// The parent does not exist any more.
     None,
-    /// Nobody knows: it would have taken too much work.
+    /// It is not known: the search would have taken too much work.
     Unknown,
 }
 
-/// The parents of a VM's prototypes, as far as they were searched.
+/// The known parents of a VM's prototypes.
 #[derive(Debug)]
 pub struct ParentSearch {
     known: Parents,
-    /// So many are known at most, but for what was asked for.
+    /// The most prototypes that are kept, not counting those that are searched.
     most: usize,
-    /// How many walks were made over the whole list.
+    /// Number of walks over the whole list so far.
     walks: u32,
     walk: Option<ParentWalk>,
-    /// The one that is asked for: there is room for it.
+    /// The prototype that is searched: it is kept in any case.
     wanted: u64,
 }
 
-/// How many walks over the whole list it takes to say that a prototype has no parent: one may have been led astray.
+/// How many walks over the whole list must find no parent before a prototype counts as having none: one may be led astray.
 const WALKS: u32 = 2;
 
-/// A walk that is not over.
+/// A walk that has not ended.
 #[derive(Debug, Default)]
 struct ParentWalk {
-    /// What it was started for.
+    /// The prototype whose search started the walk.
     child: u64,
     list: ListWalk,
 }
 
-/// Where a visitor ends a walk.
+/// Why a visitor ends a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Visited {
-    /// All that follows is known.
+    /// All objects from here on are known.
     Known,
-    /// The prototype that was searched.
+    /// The child of the search was reached.
     Child,
 }
 
@@ -86,12 +87,12 @@ impl Default for ParentSearch {
 }
 
 impl ParentSearch {
-    /// One that keeps the parents of so many prototypes.
+    /// A search that keeps the parents of at most `most` prototypes.
     fn keeping(most: usize) -> Self {
         Self { known: Parents::default(), most, walks: 0, walk: None, wanted: 0 }
     }
 
-    /// Takes in what a prototype makes.
+    /// Notes the children of a prototype.
     pub fn add_children(&mut self, parent: &Prototype) {
         for child in parent.children() {
             self.insert(child, KnownParent::Parent(parent.key.address), self.most);
@@ -104,13 +105,13 @@ impl ParentSearch {
         }
     }
 
-    /// Forgets what was wrong.
+    /// Forgets an entry that was wrong.
     pub fn forget(&mut self, prototype: u64) {
         self.known.remove(prototype);
     }
 
-    /// Searches the parent of a prototype. It looks at no more objects than `budget`, which gets less by those that it has looked
-    /// at; the next search goes on where this one ends.
+    /// Searches the parent of a prototype. It reads at most `budget` objects, and subtracts them from `budget`; the
+    /// next search continues where this one ends.
     pub fn parent<M: ReadMemory>(
         &mut self,
         memory: &M,
@@ -122,7 +123,7 @@ impl ParentSearch {
         loop {
             match self.known.get(child.address) {
                 Some(KnownParent::Parent(parent)) => return FoundParent::Parent(parent),
-                // It was there when the whole list was looked at.
+                // The prototype existed when the whole list was read.
                 Some(KnownParent::Alone(known)) if self.walks >= WALKS && known == print(child) => {
                     return FoundParent::None;
                 }
@@ -139,14 +140,14 @@ impl ParentSearch {
             if end != ListEnd::Visitor(Visited::Child) && self.walks < WALKS {
                 self.walks += 1;
             } else if !matches!(self.known.get(child.address), Some(KnownParent::Parent(_))) {
-                // A new one, or one that there was no room for: the walk was for it alone.
+                // The prototype is new, or there was no room for it: the walk was for this one alone.
                 self.insert(child.address, KnownParent::Alone(print(child)), self.most);
                 return FoundParent::None;
             }
         }
     }
 
-    /// Goes on with the walk, or starts one.
+    /// Continues the walk, or starts a new one.
     fn go_on<M: ReadMemory>(
         &mut self,
         memory: &M,
@@ -154,7 +155,7 @@ impl ParentSearch {
         child: &PrototypeKey,
         budget: &mut u64,
     ) -> ListEnd<Visited> {
-        // One for a single prototype does not show what is newer.
+        // A walk for another single prototype has not seen newer objects.
         let fits = |walk: &ParentWalk| self.walks < WALKS || walk.child == child.address;
         let new = ParentWalk { child: child.address, ..ParentWalk::default() };
         let mut walk = self.walk.take().filter(fits).unwrap_or(new);
@@ -166,7 +167,7 @@ impl ParentSearch {
         end
     }
 
-    /// Notes a prototype of the list, and says whether the walk ends there. [`None`] if it is none.
+    /// Notes a prototype on the list, and returns whether the walk ends there. [`None`] if the object is no prototype.
     fn see<M: ReadMemory>(
         &mut self,
         pages: &PageCache<'_, M>,
@@ -175,14 +176,14 @@ impl ParentSearch {
         child: &PrototypeKey,
         budget: &mut u64,
     ) -> Option<ControlFlow<Visited>> {
-        // The second walk is for what the first one has missed.
+        // The second walk is for prototypes that the first one has missed.
         if self.walks == 1 && self.known.get(address).is_some() {
             return Some(ControlFlow::Continue(()));
         }
         let at = |offset| field(address, offset);
         let (firstline, sizebc): (u32, u32) =
             (pages.read(at(layout.pt_firstline)).ok()?, pages.read(at(layout.pt_sizebc)).ok()?);
-        // What was freed and written over is none any more.
+        // If the prototype was freed and overwritten, its size makes no sense.
         let size: u32 = pages.read(at(layout.pt_sizept)).ok()?;
         if u64::from(size) < u64::from(layout.sizeof_pt) + 4 * u64::from(sizebc) {
             return None;
@@ -195,13 +196,13 @@ impl ParentSearch {
             if self.walks >= WALKS && !children.is_empty() && children.iter().all(is_known) {
                 return Some(ControlFlow::Break(Visited::Known));
             }
-            // Who asks for one of them is likely to ask for the others next.
+            // If one child is searched, its siblings are likely to be searched next.
             let most = self.most + if children.contains(&self.wanted) { MAX_SIBLINGS } else { 0 };
             for child in children {
                 self.insert(child, KnownParent::Parent(address), most);
             }
         }
-        // What is known of it may be of another one that was there before.
+        // The entry may belong to an older prototype at the same address.
         if !matches!(self.known.get(address), Some(KnownParent::Parent(_))) {
             self.insert(address, KnownParent::Alone(print_of(firstline, sizebc)), self.most);
         }

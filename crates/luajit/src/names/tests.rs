@@ -1,4 +1,4 @@
-//! Lists of prototypes, made by hand; and looks at what a program hides.
+//! Hand-made lists of prototypes, and lists that a program tears.
 
 use std::cell::Cell;
 
@@ -11,12 +11,12 @@ use crate::testing::{Saved, x64_layout};
 
 const BASE: u64 = 0x10_0000;
 const OBJECT: u64 = 0x100;
-/// The chunk's name, behind all objects.
+/// Address of the chunkname, after all objects.
 const NAME: u64 = BASE + 0xf000;
 const GLOBAL: u64 = BASE + 0xe000;
 pub(super) const PLENTY: u64 = 1_000_000;
 
-/// An object on the list: a table, or a prototype that makes those with these numbers.
+/// An object on the list: a table, or a prototype whose children have these numbers.
 #[derive(Clone, Copy)]
 pub(super) enum Object {
     Table,
@@ -27,7 +27,7 @@ pub(super) fn place(number: u64) -> u64 {
     BASE + OBJECT * number
 }
 
-/// A VM with these objects, the newest first; `next` tells which one follows another.
+/// A VM with these objects, the newest first; `next` gives the object that follows another.
 pub(super) fn vm_with(objects: &[Object], next: impl Fn(u64) -> u64) -> (Saved, Vm) {
     let layout = x64_layout("Debian", "x64gc64");
     let mut bytes = vec![0_u8; 0x10000];
@@ -73,7 +73,7 @@ pub(super) fn key(memory: &Saved, vm: &Vm, number: u64) -> PrototypeKey {
 pub(super) const NESTED: [Object; 6] =
     [Object::Table, Object::Makes(&[3, 4]), Object::Table, Object::Makes(&[5]), Object::Makes(&[]), Object::Makes(&[])];
 
-/// Memory whose list of objects is torn at first.
+/// Memory with a list of objects that is torn at first.
 struct Torn {
     torn: Saved,
     whole: Saved,
@@ -94,7 +94,7 @@ fn what_the_program_hid_is_looked_for_once_more() {
     let memory = Torn { torn, whole, is_whole: Cell::new(false) };
     let key = key(&memory.whole, &vm, 1);
     let mut namer = FunctionNamer::default();
-    // Where its parent is searched is not what this is about.
+    // Searching the parent is not part of this test, so do it first.
     while namer.search.parent(&memory.whole, &vm, &key, &mut PLENTY.clone()) != FoundParent::None {}
     let looks = |namer: &mut FunctionNamer| {
         let before = namer.allowance;
@@ -108,7 +108,7 @@ fn what_the_program_hid_is_looked_for_once_more() {
     memory.is_whole.set(true);
     namer.begin_batch();
     assert!(looks(&mut namer) > 0);
-    // The list was seen to its end.
+    // The list was read to its end.
     namer.begin_batch();
     assert_eq!(looks(&mut namer), 0);
 }

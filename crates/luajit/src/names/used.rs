@@ -1,7 +1,7 @@
-//! What Lua functions are called by those that use them.
+//! Names of Lua functions from the functions that use them.
 //!
-//! The function that has defined another one tells its name best, but is often gone: a module's chunk is collected once it has
-//! run. What remains are the closures that have it in an upvalue, which has a name, too.
+//! The function that has defined another one gives the best name, but it is often gone: a module's chunk is collected
+//! after it has run. What remains are the closures that hold the function in an upvalue, which has a name, too.
 //!
 //! LuaJIT's sources: [`FrameLink`].
 //!
@@ -21,38 +21,36 @@ use crate::prototype::Prototype;
 use crate::shape::Shape;
 use crate::value::{self, Value};
 
-/// A name by use: the best one is the smallest, so that it does not matter which is found first.
+/// A name by use. The smallest one is the best, so it does not matter which is found first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UsedName {
-    /// Whether a function of another chunk uses it under this name. One of the same chunk has the variable that it was
-    /// defined as.
+    /// Whether a function of another chunk uses this name. A function of the same chunk sees the variable of the definition.
     pub is_foreign: bool,
-    /// The upvalue.
+    /// The name of the upvalue.
     pub name: String,
 }
 
-/// What is called by its use.
+/// Functions that have a name by use.
 #[derive(Debug)]
 pub struct UsedNames {
-    /// By the address of the prototype.
+    /// Names by the address of the prototype.
     pub names: HashMap<u64, UsedName>,
-    /// Whether the program got in the way: another look may find more.
+    /// Whether the list of objects changed during the walk: another walk may find more names.
     pub is_torn: bool,
 }
 
-/// The names of Lua functions as upvalues of other functions have them. It looks at no more objects than `budget` to find
-/// functions.
+/// The names of Lua functions as upvalues of other functions. It reads no more objects than `budget` to find functions.
 ///
 /// Never fails: what cannot be read is missing.
 pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> UsedNames {
     let pages = PageCache::new(memory);
     let (layout, shape) = (&vm.layout, Shape::new(vm.layout));
     let gc64 = layout.is_gc64();
-    // By prototype: its chunk's name, and those of its upvalues.
+    // For each prototype: address of its chunkname, and names of its upvalues.
     let mut users: HashMap<u64, (u64, Vec<String>)> = HashMap::new();
     let (mut names, mut seen) = (HashMap::<u64, UsedName>::new(), HashSet::new());
-    // What runs is there for certain. The list of all objects changes while it is walked, where the program makes some all
-    // the time, and is seen as a whole by chance only.
+    // Functions on the stack certainly exist. If the program creates objects all the time, the list of all objects
+    // changes during the walk, and only by chance is it seen as a whole.
     let mut left = functions_on_stack(memory, vm);
     let (listed, is_torn) = functions(memory, vm, budget);
     left.extend(listed);
@@ -87,11 +85,11 @@ pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> UsedN
     UsedNames { names, is_torn }
 }
 
-/// More functions are not looked at.
+/// The most functions that are read.
 const MAX_FUNCTIONS: usize = 1 << 16;
 
-/// What may be a function on the list of all objects, the newest first; and whether the end of the list was missed, since it
-/// changed.
+/// Possible functions on the list of all objects, the newest first. The second result tells whether the end of the list
+/// was missed because the list changed.
 fn functions<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> (HashSet<u64>, bool) {
     let (mut found, mut walk) = (HashSet::new(), ListWalk::default());
     let end = walk.go_on(memory, vm, budget, |_, object, _| {
@@ -103,9 +101,9 @@ fn functions<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> (HashSet<u
     (found, end == ListEnd::Budget && walk.was_led_astray())
 }
 
-/// What may be a function on the stacks of the main thread and of the coroutine that runs.
+/// Possible functions on the stacks of the main thread and of the running coroutine.
 fn functions_on_stack<M: ReadMemory>(memory: &M, vm: &Vm) -> Vec<u64> {
-    /// The part of a stack that is looked through, in slots: some thousand frames.
+    /// The most slots of a stack that are read: some thousand frames.
     const MOST: u64 = 1 << 14;
     let (layout, gc64) = (&vm.layout, vm.layout.is_gc64());
     let running = (layout.g_cur_l != ABSENT).then(|| memory.read_ref(gc64, field(vm.global, layout.g_cur_l)).ok());
@@ -120,7 +118,7 @@ fn functions_on_stack<M: ReadMemory>(memory: &M, vm: &Vm) -> Vec<u64> {
     words
         .filter_map(|word| match value::decode(gc64, word) {
             Value::Object { gct: gct::FUNC, address } => Some(address),
-            // Of a frame, the upper half is its link there (`FrameLink`, `lj_obj.h`).
+            // There, the upper half of a frame's slot is its link (`FrameLink`, `lj_obj.h`).
             Value::Other if !gc64 => Some(word & 0xffff_ffff),
             _ => None,
         })

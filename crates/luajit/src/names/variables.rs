@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use crate::prototype::Prototype;
 
 impl Prototype {
-    /// The local variables that live at `position`, each with its slot, as `debug.getlocal` shows them; none if the
-    /// function is stripped. Without the variables that loops keep for themselves.
+    /// The local variables that are live at `position`, each with its slot, as `debug.getlocal` shows them; empty if
+    /// the function is stripped. The hidden variables of loops are left out.
     pub fn locals_at(&self, position: u32) -> Vec<(u8, String)> {
         let variables = variables(self.varinfo());
         let live = variables.into_iter().filter(|variable| variable.lives_at(position)).zip(0..self.framesize);
@@ -19,7 +19,7 @@ impl Prototype {
         named.map(|(variable, slot)| (slot, String::from_utf8_lossy(variable.name).into_owned())).collect()
     }
 
-    /// Whether its first parameter is called `self`: it is a method, as `function object:name()` defines it.
+    /// Whether its first parameter is called `self`: then it is a method, as `function object:name()` defines it.
     pub fn takes_self(&self) -> bool {
         self.numparams > 0 && variables(self.varinfo()).first().is_some_and(|variable| variable.name == b"self")
     }
@@ -29,7 +29,7 @@ impl Prototype {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Variable<'a> {
     name: &'a [u8],
-    /// The positions at which it lives: from here on, and up to there.
+    /// The positions at which it is live: from `start` up to `end`.
     start: u32,
     end: u32,
 }
@@ -39,21 +39,22 @@ impl Variable<'_> {
         (self.start..self.end).contains(&position)
     }
 
-    /// Whether it is one that a loop keeps for itself.
+    /// Whether it is a hidden variable of a loop.
     fn is_hidden(&self) -> bool {
         self.name.starts_with(b"(")
     }
 }
 
-/// Variables by the slots that they live in.
+/// Variables by slot.
 #[derive(Debug, Default)]
 pub struct VariablesBySlot<'a>(HashMap<u8, Vec<Variable<'a>>>);
 
 impl<'a> VariablesBySlot<'a> {
-    /// Those of a function; none if it is stripped.
+    /// The variables of a function; empty if it is stripped.
     pub fn of(prototype: &'a Prototype) -> Self {
         let mut slots: HashMap<u8, Vec<Variable<'a>>> = HashMap::new();
-        // A variable takes the first slot behind those that live where it begins. Blocks nest, and so do lives.
+        // A variable takes the first slot above the variables that are live where it begins. Blocks nest, and so do
+        // live ranges.
         let mut live: Vec<Variable<'a>> = Vec::new();
         for variable in variables(prototype.varinfo()) {
             while live.last().is_some_and(|last| !last.lives_at(variable.start)) {
@@ -66,7 +67,7 @@ impl<'a> VariablesBySlot<'a> {
         Self(slots)
     }
 
-    /// The name of the variable that lives in `slot` at `position`.
+    /// The name of the variable that is live in `slot` at `position`.
     pub fn name(&self, position: u32, slot: u8) -> Option<String> {
         let variables = self.0.get(&slot)?;
         let next = variables.partition_point(|variable| variable.start <= position);
@@ -78,8 +79,8 @@ impl<'a> VariablesBySlot<'a> {
 
 /// All local variables, in the order in which they begin.
 ///
-/// `varinfo` has of each: a name (or a number for the hidden variables of loops), the distance from the last beginning, and
-/// the length of its life.
+/// `varinfo` has for each variable: a name (or a number for the hidden variables of loops), the distance from the last
+/// beginning, and the length of its live range.
 fn variables(varinfo: &[u8]) -> Vec<Variable<'_>> {
     /// `VARNAMEDEF` (`lj_debug.h`); 0 ends the list.
     const HIDDEN: [&str; 6] =
@@ -126,7 +127,7 @@ mod tests {
 
     #[test]
     fn variables_have_the_slots_that_are_free_where_they_begin() {
-        // `f` from 2 to 12, a loop's hidden variables from 3 to 8, then `late` in their place.
+        // `f` from 2 to 12, a loop's hidden variables from 3 to 8, then `late` in their slots.
         let varinfo = b"f\0\x02\x0a\x04\x01\x05\x05\x00\x05\x06\x00\x05late\0\x06\x03\x00";
         let prototype = prototype(vec![0; 20], varinfo, &[], &[]);
         let slots = VariablesBySlot::of(&prototype);

@@ -1,4 +1,4 @@
-//! The functions of a side trace's parent traces. It runs in their frames, but has no constants that name them.
+//! Functions of a side trace's parent traces. The side trace runs in their frames, but has no constants that name them.
 //!
 //! LuaJIT's sources: [`IRT_PROTO`], [`lj_record_setup`].
 //!
@@ -13,13 +13,13 @@ use super::ir::{BIAS, IrCode, IrOp, Numbering, irt};
 use crate::object::{Function, read_bytes, read_function};
 use crate::{Trace, Vm, trace_by_number};
 
-/// No chain of side traces is followed further.
+/// The longest chain of side traces that is followed.
 const MAX_ANCESTORS: usize = 32;
 
 /// `IRT_PROTO` (`lj_ir.h`).
 const PROTO: u8 = 7;
 
-/// The prototypes that the ancestors of a trace have among their constants, and those that they start in.
+/// The prototypes among the constants of a trace's ancestors, and those in which the ancestors start.
 pub fn prototypes_above<M: ReadMemory>(memory: &M, vm: &Vm, body: &TraceBody, numbering: Numbering) -> Vec<u64> {
     let mut prototypes = Vec::new();
     // `BASE` has the parent's number (`lj_record_setup`, `lj_record.c`).
@@ -31,7 +31,7 @@ pub fn prototypes_above<M: ReadMemory>(memory: &M, vm: &Vm, body: &TraceBody, nu
         prototypes.extend(in_constants(memory, vm, &code, numbering));
         parent = code.ins(BIAS).op1();
     }
-    // The first one, if the chain to it is too long.
+    // The root trace, if the chain to it is too long.
     prototypes.extend(trace_by_number(memory, vm, body.trace.root).map(|root| root.startpt));
     prototypes.sort_unstable();
     prototypes.dedup();

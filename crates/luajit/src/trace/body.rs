@@ -1,4 +1,4 @@
-//! A trace as a whole: its header, intermediate code, snapshots and machine code.
+//! A whole trace: its header, intermediate code, snapshots and machine code.
 //!
 //! LuaJIT's sources: [`SnapShot`].
 //!
@@ -11,20 +11,21 @@ use super::ir::{BIAS, IrCode};
 use crate::object::{field, read_bytes};
 use crate::{Trace, Vm, trace_at};
 
-/// A snapshot (`SnapShot`, `lj_jit.h`): how to leave the trace from a stretch of its code.
+/// A snapshot (`SnapShot`, `lj_jit.h`): how to leave the trace from a part of its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceSnapshot {
-    /// Where its entries begin in the trace's map.
+    /// Index of its first entry in the trace's snapshot map.
     pub map: u32,
-    /// How many entries it has; its PC and links follow them.
+    /// Number of its entries; its PC and links follow them.
     pub entries: u8,
-    /// The first instruction of the intermediate code that it belongs to.
+    /// Reference of the first IR instruction that it belongs to.
     pub at: u16,
-    /// Offset of its first machine instruction, in [`MCODE_UNIT`](crate::arch::MCODE_UNIT)s; builds before March 2021 do not keep it.
+    /// Offset of its first machine instruction, in [`MCODE_UNIT`](crate::arch::MCODE_UNIT)s; builds before March 2021
+    /// do not store it.
     pub mcode: Option<u16>,
 }
 
-/// A trace, with all that does not change while it lives.
+/// A trace, with everything that does not change while it exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceBody {
     /// Its header.
@@ -33,37 +34,37 @@ pub struct TraceBody {
     pub code: IrCode,
     /// Its snapshots, in order.
     pub snapshots: Vec<TraceSnapshot>,
-    /// The entries of all snapshots.
+    /// The snapshot map: the entries of all snapshots.
     pub map: Vec<u32>,
-    /// Its machine code as it was when it was read: exits are patched when side traces are compiled.
+    /// Its machine code at the time of reading: LuaJIT patches exits when it compiles side traces.
     pub mcode: Vec<u8>,
 }
 
 /// Why a trace cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BodyError {
-    /// It is not there any more, or changed while it was read.
+    /// It does not exist any more, or changed while it was read.
     #[error("the trace was flushed before it could be read")]
     Gone,
     /// Its fields contradict each other.
     #[error("the trace is malformed")]
     Malformed,
-    /// Where traces keep their snapshots is not known for this build yet.
+    /// The layout of snapshots is not known for this build yet.
     #[error("the layout of traces is not decided")]
     Undecided,
 }
 
-/// No trace has more snapshot entries: 65536 snapshots of 255 slots would be absurd; `maxsnap` is 500 by default.
+/// The most snapshot entries: 65536 snapshots of 255 slots would be absurd; `maxsnap` is 500 by default.
 const MAX_MAP: u32 = 1 << 20;
 
-/// No trace has more machine code than one area of it holds.
+/// The most bytes of machine code: more than one area holds.
 const MAX_MCODE: u64 = 1 << 24;
 
 impl TraceBody {
-    /// Reads everything of the trace that `trace` is the header of.
+    /// Reads everything of the trace whose header is `trace`.
     ///
     /// # Errors
-    /// [`BodyError`]; a trace that was flushed or replaced before all was read is [`BodyError::Gone`].
+    /// [`BodyError`]; if the trace was flushed or replaced before all was read, it is [`BodyError::Gone`].
     pub fn read<M: ReadMemory>(memory: &M, vm: &Vm, trace: Trace) -> Result<Self, BodyError> {
         let layout = &vm.layout;
         let count = trace.nsnap.ok_or(BodyError::Undecided)?;
@@ -92,7 +93,7 @@ impl TraceBody {
             mcode: words(trace.mcode.start, length as usize)?,
             trace,
         };
-        // What was read belongs together only if the trace is still the same one.
+        // The data belong together only if the trace is still the same.
         if trace_at(memory, vm, body.trace.address).is_none_or(|now| !body.trace.is_same(&now)) {
             return Err(BodyError::Gone);
         }
@@ -101,13 +102,13 @@ impl TraceBody {
         if increasing && within { Ok(body) } else { Err(BodyError::Malformed) }
     }
 
-    /// The bytes that were read.
+    /// Size of the data that were read, in bytes.
     pub fn size(&self) -> usize {
         let code = self.code.references();
         8 * code.len() + size_of::<TraceSnapshot>() * self.snapshots.len() + 4 * self.map.len() + self.mcode.len()
     }
 
-    /// The words of a snapshot: its entries, and what follows them.
+    /// The words of a snapshot: its entries, and the words after them.
     pub fn snapshot_words(&self, index: usize) -> Option<(&[u32], &[u32])> {
         let snapshot = self.snapshots.get(index)?;
         let start = snapshot.map as usize;
@@ -115,7 +116,7 @@ impl TraceBody {
         self.map.get(start..end)?.split_at_checked(usize::from(snapshot.entries))
     }
 
-    /// The snapshot that an instruction of the intermediate code belongs to.
+    /// Index of the snapshot that an IR instruction belongs to.
     pub fn snapshot_of(&self, at: u16) -> usize {
         self.snapshots.partition_point(|snapshot| snapshot.at <= at).saturating_sub(1)
     }
@@ -123,7 +124,7 @@ impl TraceBody {
 
 fn map_length<M: ReadMemory>(memory: &M, layout: &VmLayout, trace: &Trace) -> Result<u32, BodyError> {
     let at = field(trace.address, layout.tr_nsnapmap);
-    // Snapshots of 8 bytes have 16-bit offsets into the map.
+    // Snapshots of 8 bytes have 16-bit offsets into the snapshot map.
     let length = if layout.sizeof_snap == 8 { memory.read::<u16>(at).map(u32::from) } else { memory.read::<u32>(at) };
     length.map_err(|_| BodyError::Gone)
 }

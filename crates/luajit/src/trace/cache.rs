@@ -1,4 +1,4 @@
-//! The traces that samples have hit; each is read and attributed once.
+//! The traces that samples have hit. Each is read and attributed once.
 //!
 //! LuaJIT's sources: [`asm_loop`], [`lj_asm_trace`].
 //!
@@ -29,23 +29,23 @@ use crate::arch::base_stores;
 use crate::page_cache::PageCache;
 use crate::{FunctionNames, Prototype, Prototypes, Trace, Vm, read_traces, trace_at, trace_by_number};
 
-/// A trace and what its code belongs to.
+/// A trace and the attribution of its code.
 #[derive(Debug)]
 pub struct KnownTrace {
-    /// Everything that was read of it.
+    /// The data of the trace.
     pub body: TraceBody,
     /// Its functions.
     pub functions: TraceFunctions,
-    /// What its machine code belongs to.
+    /// The attribution of its machine code.
     pub attribution: Attribution,
-    /// The work that was spent on that, if it was not enough.
+    /// The effort that was spent on the attribution, if it was not enough.
     pub unfinished: Option<Effort>,
-    /// Where it returns to lower frames.
+    /// The lower frames that it returns to.
     lower_frames: LowerFrames,
-    /// Whether one of its functions may replace itself by a tail call.
+    /// Whether one of its functions may be replaced by a tail call.
     pub calls_in_tails: bool,
     numbering: Numbering,
-    /// The snapshot of its loop's beginning.
+    /// The snapshot at the beginning of its loop.
     loop_snapshot: Option<usize>,
 }
 
@@ -61,7 +61,7 @@ impl KnownTrace {
     ) -> Self {
         let above = prototypes_above(memory, vm, &body, numbering);
         let functions = TraceFunctions::read(memory, &vm.layout, prototypes, &body, numbering, names, &above);
-        // The same bytecode and exit stubs are asked for again and again.
+        // The same bytecode and exit stubs are read again and again.
         let memory = &PageCache::new(memory);
         let live = LiveVm { memory, vm, trace: &body.trace };
         let base_stores = base_stores(&body.mcode, vm.global, &vm.layout);
@@ -87,20 +87,20 @@ impl KnownTrace {
         Self { body, functions, attribution, unfinished, lower_frames, calls_in_tails, numbering, loop_snapshot }
     }
 
-    /// The frames of one of its snapshots, from the one in which it runs inward; [`None`] if they cannot be told.
+    /// The frames of one of its snapshots, from the frame in which the trace runs inward; [`None`] if they are not known.
     pub fn snapshot<M: ReadMemory>(&self, memory: &M, layout: &VmLayout, index: usize) -> Option<Chain> {
         let frames = self.exit_frames(memory, layout, index)?;
         Some(frames.iter().map(|frame| (frame.callee, frame.position)).collect())
     }
 
-    /// The same, with the place of each on the Lua stack.
+    /// The same frames, each with its place on the Lua stack.
     pub fn exit_frames<M: ReadMemory>(&self, memory: &M, layout: &VmLayout, index: usize) -> Option<Vec<ExitFrame>> {
         let frames = snapshot_frames(memory, layout, &self.body, &self.functions, index).ok()?;
         let innermost = frames.first()?.base;
         let position = |frame: &SnapshotFrame| {
             let prototype = self.functions.prototype(frame.callee?.prototype()?)?;
             let next = self.functions.position(prototype, frame.pc)?;
-            // Callers have executed their call, the innermost frame is at what comes next.
+            // Callers have executed their call; the innermost frame is at its next bytecode.
             Some(if frame.base == innermost { next } else { next.wrapping_sub(1) })
         };
         let frame = |frame: &SnapshotFrame| {
@@ -110,7 +110,7 @@ impl KnownTrace {
         frames.iter().rev().map(frame).collect()
     }
 
-    /// The function that it starts in, and the line.
+    /// The function in which it starts, and the line.
     pub fn start(&self) -> Option<(&Arc<Prototype>, u32)> {
         let trace = &self.body.trace;
         let prototype = self.functions.prototype(trace.startpt)?;
@@ -118,84 +118,84 @@ impl KnownTrace {
         Some((prototype, line))
     }
 
-    /// Whether `jit_base` is that of the trace that it goes on with where the code at `offset` runs: then all frames are on
-    /// the Lua stack.
+    /// Whether, at `offset` in the code, `jit_base` belongs to the trace that follows: then all frames are on the Lua stack.
     pub fn has_moved(&self, offset: u32) -> bool {
         self.lower_frames.moved().is_some_and(|moved| offset >= moved)
     }
 
-    /// Whether a Lua function of this prototype can have its base in `jit_base` where the code at `offset` runs.
+    /// Whether a Lua function of this prototype can have its base in `jit_base` at `offset` in the code.
     pub fn may_be_base(&self, offset: u32, prototype: u64) -> bool {
-        // A frame that the trace has returned to stands on the Lua stack as it was called.
+        // A frame to which the trace has returned is on the Lua stack as it was called.
         self.lower_frames.base_at(offset).is_none_or(|base| base.prototype() == Some(prototype))
     }
 
-    /// The snapshot at which the code at `offset` runs the garbage collector: where the trace begins, or its loop
-    /// (`asm_loop`, `lj_asm_trace`, `lj_asm.c`).
+    /// Index of the snapshot at which the code at `offset` runs the garbage collector: the start of the trace or of its
+    /// loop (`asm_loop`, `lj_asm_trace`, `lj_asm.c`).
     pub fn collecting_snapshot(&self, offset: u32) -> usize {
         self.loop_snapshot.filter(|_| offset >= self.body.trace.mcloop).unwrap_or(0)
     }
 
-    /// How many bytes of memory it takes, about.
+    /// Approximate memory use in bytes.
     pub fn size(&self) -> usize {
         size_of::<Self>() + self.body.size() + self.attribution.size() + self.functions.size()
     }
 
-    /// How many exits it has.
+    /// Number of its exits.
     pub fn exits(&self) -> usize {
         self.body.snapshots.len()
     }
 }
 
-/// Traces kept, and the bytes of memory that they take. Those that live on are read again.
+/// The most traces that are kept, and the most bytes of memory for them. Traces that are dropped but still exist are
+/// read again.
 const MAX_KNOWN: usize = 1 << 13;
 const MAX_BYTES: usize = 32 << 20;
 
-/// All traces are looked through for one that is not known at most for this share of the time: one part in so many.
+/// Searches of all traces for an unknown one take at most one part in this many of the time.
 const BETWEEN_SCANS: u32 = 10;
 
 /// The traces of one VM.
 #[derive(Debug, Default)]
 pub struct Traces {
     known: HashMap<TraceIdentity, Known>,
-    /// Those that were copied, and not looked at yet.
+    /// Traces that were copied, but not attributed yet.
     copies: HashMap<TraceIdentity, CopiedTrace>,
-    /// All of both, by the address of their machine code. Those whose place was taken by others are not among them.
+    /// Both kinds, by the address of their machine code, without those whose place another trace has taken.
     by_code: BTreeMap<u64, TraceIdentity>,
-    /// The size of all that is known or copied.
+    /// Memory use of all known and copied traces, in bytes.
     bytes: usize,
-    /// What the traces showed when they were last looked through.
+    /// The headers of all traces at the last search.
     listed: Vec<Trace>,
-    /// When that was, and how long it took.
+    /// When the last search ended, and how long it took.
     scanned: Option<(Instant, Duration)>,
     prototypes: Prototypes,
     /// The names of library functions.
     names: Option<Arc<FunctionNames>>,
-    /// Numberings that some trace does not fit.
+    /// Numberings that do not fit some trace.
     excluded: Vec<Numbering>,
     allowance: Allowance,
-    /// How many were not read to their end.
+    /// How many traces were not attributed to the end.
     unfinished: u64,
 }
 
-/// A trace that was read, and how often it was hit.
+/// A known trace, and how often it was hit.
 #[derive(Debug)]
 struct Known {
     trace: Arc<KnownTrace>,
     hits: u32,
 }
 
-/// Where to look for a trace.
+/// What identifies the trace to look for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sought {
-    /// An address in its machine code, and its number if that is known too.
+    /// An address in its machine code, and its number if that is known.
     Address(u64, Option<u16>),
     /// Its number.
     Number(u16),
 }
 
 impl Sought {
-    /// Whether it is this trace.
+    /// Whether this is the trace with that identity.
     pub(super) fn is(self, identity: &TraceIdentity) -> bool {
         match self {
             Self::Address(address, _) => holds(identity, address),
@@ -209,17 +209,17 @@ fn holds(identity: &TraceIdentity, address: u64) -> bool {
 }
 
 impl Traces {
-    /// Traces that share the time that they may take with others. The default has no such limit.
+    /// Traces whose attribution takes its time from a shared allowance. The default has no such limit.
     pub fn within(allowance: &Allowance) -> Self {
         Self { allowance: allowance.clone(), ..Self::default() }
     }
 
-    /// How many traces were read and not to their end, since that takes too much work: some of their code has a mark.
+    /// How many traces were not attributed to the end, because that takes too much work: some of their code is marked.
     pub fn unfinished(&self) -> u64 {
         self.unfinished
     }
 
-    /// Takes a piece of a trace that the kernel half has copied.
+    /// Adds a piece of a trace that the BPF programs have copied.
     pub fn add_copy(&mut self, copy: &TraceCopy, bytes: &[u8]) {
         self.make_room();
         let trace = self.copies.entry(copy.identity).or_default();
@@ -231,10 +231,10 @@ impl Traces {
         }
     }
 
-    /// The trace that is sought, as it was at the sample; `running` is what the sample says of it.
+    /// The trace that is sought, as it was at the sample; `running` is the sample's own information about it.
     ///
     /// # Errors
-    /// [`BodyError`]: there is none, or it cannot be read.
+    /// [`BodyError`] if there is no such trace, or it cannot be read.
     pub fn find<M: ReadMemory>(
         &mut self,
         memory: &M,
@@ -264,7 +264,7 @@ impl Traces {
         self.scan(memory, vm, address, maps)
     }
 
-    /// A trace that is known, or was copied, by an address in its code.
+    /// A known or copied trace with this address in its code.
     fn by_address<M: ReadMemory>(
         &mut self,
         memory: &M,
@@ -276,7 +276,7 @@ impl Traces {
         else {
             return Ok(None);
         };
-        // It may be gone, but nothing else may have come to its place: then nobody knows which one was hit.
+        // The trace may be gone, but no other trace may be at its place: then it would not be known which one was hit.
         let now = u16::try_from(candidate.number).ok().and_then(|number| trace_by_number(memory, vm, number));
         if now.is_some_and(|now| now.mcode.contains(&address) && identity(&now) != candidate) {
             return Ok(None);
@@ -284,7 +284,7 @@ impl Traces {
         self.remembered(memory, vm, &candidate)
     }
 
-    /// Looks through all live traces for the one whose code is at `address`.
+    /// Searches all live traces for the one with `address` in its code.
     fn scan<M: ReadMemory>(
         &mut self,
         memory: &M,
@@ -311,7 +311,7 @@ impl Traces {
         self.read(memory, vm, trace)
     }
 
-    /// A trace that is known, or was copied.
+    /// A known or copied trace.
     fn remembered<M: ReadMemory>(
         &mut self,
         memory: &M,
@@ -331,7 +331,7 @@ impl Traces {
         Ok(Some(known))
     }
 
-    /// The trace with this header, which was just read.
+    /// The trace with this header, which was read just before.
     fn read<M: ReadMemory>(&mut self, memory: &M, vm: &Vm, trace: Trace) -> Result<Arc<KnownTrace>, BodyError> {
         let identity = identity(&trace);
         if self.known.get(&identity).is_some_and(|known| known.trace.body.trace.is_same(&trace))
@@ -343,7 +343,8 @@ impl Traces {
         self.attribute(memory, vm, body, None)
     }
 
-    /// A trace that was read before; once more if its numbering has turned out to be another one, or it is worth more effort.
+    /// A trace that was read before. It is attributed again if its numbering has turned out to be wrong, or it is worth
+    /// more effort.
     fn hit<M: ReadMemory>(
         &mut self,
         memory: &M,
@@ -360,7 +361,7 @@ impl Traces {
         Some(self.attribute(memory, vm, body, more))
     }
 
-    /// Finds out what the code of a trace belongs to, with what effort there is time for if none is given.
+    /// Attributes the code of a trace. If no effort is given, it depends on the time that is left.
     fn attribute<M: ReadMemory>(
         &mut self,
         memory: &M,
@@ -394,7 +395,7 @@ impl Traces {
         Ok(known)
     }
 
-    /// Notes where the code of a trace is. What was there is not there any more.
+    /// Notes the place of a trace's code. Other traces that were there do not exist any more.
     fn register(&mut self, identity: TraceIdentity) {
         let end = identity.mcode.saturating_add(u64::from(identity.szmcode));
         let reaches_into =

@@ -1,50 +1,50 @@
 //! Limits the work that goes into attributing the code of traces.
 //!
-//! The search for readings ([`super::reading`]) has no end of its own for some traces, and a program may compile traces
-//! all the time, or flush them and compile them anew. So each trace has a limit, and all of them together have a share of
-//! the time: what is beyond it is read with the least effort, and again when it is hit while there is time. A trace that is
-//! hit often and was not read to its end is read once more with more effort.
+//! The search for readings ([`super::reading`]) would take practically forever for some traces. And a program may compile
+//! traces all the time, or flush them and compile them again. So each trace has a limit, and all of them together have a share
+//! of the time. Beyond that share, a trace gets the least effort, and another attempt when it is hit while there is time. A
+//! trace that is hit often and was not attributed to the end gets one more attempt with more effort.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The work that may be spent on one trace: each unit is one place at one instruction, and takes some 0.3 µs.
+/// The work that may be spent on one trace. Each unit is one place at one instruction, and takes some 0.3 µs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Effort {
-    /// For the whole trace.
+    /// Limit for the whole trace.
     pub trace: usize,
-    /// For one stretch between two snapshots.
+    /// Limit for one part between two snapshots.
     pub stretch: usize,
 }
 
 impl Effort {
-    /// Where there is no time: enough for small traces.
+    /// If no time is left: enough for small traces.
     pub const LEAST: Self = Self { trace: 1_000, stretch: 500 };
-    /// For every trace: some 3 ms.
+    /// For each trace at first: some 3 ms.
     pub const USUAL: Self = Self { trace: 10_000, stretch: 2_500 };
     /// For traces that are hit often: some 15 ms.
     pub const MOST: Self = Self { trace: 50_000, stretch: 12_500 };
 }
 
-/// So many samples in a trace make more effort worthwhile.
+/// The number of samples in a trace that make more effort worthwhile.
 const OFTEN: u32 = 20;
 
-/// The share of the time that traces may take altogether: one part in so many.
+/// All traces together may take one part in this many of the time.
 const SHARE: u32 = 4;
 
-/// How much of it is there at the beginning, when all traces are new, and at most.
+/// The largest credit, and the credit at the start, when all traces are new.
 const CREDIT: Duration = Duration::from_millis(500);
 
-/// What is left of the time for traces. Clones share it.
+/// The time that is left for traces. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Allowance(Option<Arc<Mutex<Account>>>);
 
 #[derive(Debug)]
 struct Account {
-    /// What may be spent at once; below zero where it was overdrawn, in which case `debt` says by how much.
+    /// The time that may be spent at once. When it is overdrawn it is zero, and `debt` is the overdrawn time.
     credit: Duration,
     debt: Duration,
-    /// When it was last added to.
+    /// When time was last added.
     settled: Instant,
 }
 
@@ -65,13 +65,14 @@ impl Account {
 }
 
 impl Allowance {
-    /// For a recording that begins now. The default has no limit for all traces together.
+    /// An allowance for a recording that begins now. The default has no limit for all traces together.
     pub fn new() -> Self {
         let account = Account { credit: CREDIT, debt: Duration::ZERO, settled: Instant::now() };
         Self(Some(Arc::new(Mutex::new(account))))
     }
 
-    /// The effort that a trace is worth now; `done` is what was spent on it in vain, and how often it was hit.
+    /// The effort that a trace is worth now, if any; `done` is the effort that was not enough before, and how often the
+    /// trace was hit.
     pub fn effort(&self, done: Option<(Effort, u32)>) -> Option<Effort> {
         let wanted = match done {
             None | Some((Effort::LEAST, _)) => Effort::USUAL,
@@ -91,7 +92,7 @@ impl Allowance {
         !account.credit.is_zero()
     }
 
-    /// Notes how long it took.
+    /// Subtracts the time that an attribution took.
     pub fn spend(&self, time: Duration) {
         if let Some(account) = &self.0 {
             account.lock().unwrap_or_else(PoisonError::into_inner).spend(time);
@@ -123,7 +124,7 @@ mod tests {
             let mut account = account.lock().unwrap();
             let now = account.settled + Duration::from_secs(seconds);
             account.settle(now);
-            // Time is not that far.
+            // Make sure that no real time is added.
             account.settled = Instant::now() + Duration::from_secs(1 << 20);
         };
         later(3999);

@@ -1,5 +1,5 @@
-//! Finds which frames of an exit are already on the Lua stack: [`lj_snap_restore`] (`lj_snap.c`) writes them one by one.
-//! Without GC64 it moves `L->base` along; with GC64 it moves it once, at the end.
+//! Finds out which frames of an exit are already on the Lua stack: [`lj_snap_restore`] (`lj_snap.c`) writes them one by
+//! one. Without GC64 it moves `L->base` along with them; with GC64 it moves `L->base` once, at the end.
 //!
 //! LuaJIT's sources: [`TValue`].
 //!
@@ -11,28 +11,29 @@ use lj_trace_common::event::{FrameRecord, NO_POSITION, RecordKind};
 use super::functions::Callee;
 use super::stacks::NOWHERE;
 
-/// A frame that is there once the trace is left.
+/// A frame that is on the Lua stack after the trace was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExitFrame {
     /// The function.
     pub callee: Callee,
-    /// The bytecode that it executes: of the innermost one, the bytecode that comes next. [`NOWHERE`] if that is not known.
+    /// Index of the bytecode that it executes; in the innermost frame, of the next bytecode. [`NOWHERE`] if that is not known.
     pub position: u32,
-    /// Its first slot, counted from wherever the others are.
+    /// Index of its first slot; only the differences between frames count.
     pub base: usize,
 }
 
-/// Why it is not known how many frames are there.
+/// Why the number of restored frames is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotKnown {
-    /// The stack fits none of them.
+    /// The stack fits no number of frames.
     Nothing,
-    /// It may be one number or another: where a function calls itself, they may all look the same.
+    /// Several numbers are possible: if a function calls itself, its frames may all look the same.
     Several,
 }
 
-/// How many of an exit's `frames`, from the outermost one inward, are on the Lua stack, whose `records` come innermost first.
-/// Unless frames are `being_restored`, either the outermost one alone is there, in which the trace has run, or all of them.
+/// How many of an exit's `frames`, from the outermost one inward, are on the Lua stack, whose `records` come innermost
+/// first. Unless frames are `being_restored`, either only the outermost frame is there, in which the trace has run, or
+/// all of them are.
 ///
 /// # Errors
 /// [`NotKnown`]
@@ -44,7 +45,7 @@ pub fn restored(frames: &[ExitFrame], records: &[FrameRecord], being_restored: b
     if fitting.next().is_some() { Err(NotKnown::Several) } else { Ok(first) }
 }
 
-/// The size of a slot of the Lua stack, in all builds (`TValue`, `lj_obj.h`).
+/// The size of a slot of the Lua stack in bytes, in all builds (`TValue`, `lj_obj.h`).
 const SLOT: u64 = 8;
 
 /// Whether the innermost `records` are these frames.
@@ -63,7 +64,7 @@ fn fits(frames: &[ExitFrame], records: &[FrameRecord]) -> bool {
     frames.iter().rev().zip(records).enumerate().all(alike)
 }
 
-/// Whether a frame on the stack is one of this function.
+/// Whether a frame on the stack belongs to this function.
 fn is_of(callee: Callee, record: &FrameRecord) -> bool {
     match callee {
         Callee::Lua { prototype, .. } => record.kind == RecordKind::Lua as u8 && record.code == prototype,
@@ -110,7 +111,7 @@ mod tests {
         let deep = [record(1, 3, 0x1040), record(1, 10, 0x1020), record(1, 10, 0x1000), record(1, 10, 0xfe0)];
         assert_eq!(restored(&frames, &deep, true), Err(NotKnown::Several));
         assert_eq!(restored(&frames, &deep[..1], true), Ok(1), "below it is something else");
-        // Called from elsewhere, it is not one of the trace's.
+        // A call from elsewhere is no frame of the trace.
         let called = [record(1, 3, 0x1040), record(1, 11, 0x1020), record(1, 10, 0x1000)];
         assert_eq!(restored(&frames, &called, true), Ok(1));
     }

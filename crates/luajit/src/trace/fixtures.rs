@@ -15,13 +15,13 @@ use crate::{Prototype, Trace, prototype};
 /// The numbering of the bytecode.
 pub const SET: BytecodeSet = BytecodeSet::V21;
 
-/// The size of a prototype's header, whatever the build.
+/// The size of a prototype's header in bytes, whatever the build.
 pub const HEADER: u64 = 0x40;
 
-/// Where functions made by hand lie: one each 0x1000 bytes.
+/// Address of the first hand-made function: there is one each 0x1000 bytes.
 pub const START: u64 = 0x1000;
 
-/// A layout whose frames take two slots, or one.
+/// A layout whose frames take two slots, or one slot.
 pub fn layout(fr2: bool) -> VmLayout {
     x64_layout("Debian", if fr2 { "x64gc64" } else { "x64" })
 }
@@ -52,7 +52,7 @@ pub fn pc(index: u64, position: u64) -> u64 {
     START + 0x1000 * index + HEADER + 4 * position
 }
 
-/// The memory of functions, of which there is the bytecode.
+/// The memory of functions, with nothing but their bytecode.
 pub fn memory(functions: &[Vec<u32>]) -> Saved {
     let mut bytes = vec![0; 0x1000 * functions.len()];
     for (index, function) in functions.iter().enumerate() {
@@ -64,7 +64,7 @@ pub fn memory(functions: &[Vec<u32>]) -> Saved {
     Saved::new(START, bytes)
 }
 
-/// The functions of a trace, with what its constants are.
+/// The functions of a trace, with those among its constants.
 pub fn trace_functions(functions: &[Vec<u32>], constants: &[(u16, Callee)]) -> TraceFunctions {
     let prototypes = functions.iter().enumerate().map(|(index, function)| {
         let mut prototype: Prototype = prototype::tests::prototype(function.clone(), &[], &[], &[]);
@@ -79,7 +79,7 @@ pub fn constant(index: usize) -> u16 {
     BIAS - 2 * (index as u16 + 1)
 }
 
-/// A trace of one snapshot, with these constants.
+/// A trace with one snapshot and these constants.
 pub fn body(constants: &[u64], entries: &[u32], tail: &[u32]) -> TraceBody {
     let words: Vec<u64> = constants.iter().rev().flat_map(|value| [0, *value]).collect();
     let trace = Trace {

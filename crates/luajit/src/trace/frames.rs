@@ -17,16 +17,15 @@ use super::ir::BIAS;
 /// A frame that a snapshot describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotFrame {
-    /// The function, where it is a constant of the trace or known by its PC.
+    /// The function, if it is a constant of the trace or known from its PC.
     pub callee: Option<Callee>,
-    /// Address after the bytecode that it executes (of the innermost frame: the bytecode that comes next); 0 in
-    /// fast functions.
+    /// Address after the bytecode that it executes (in the innermost frame, of the next bytecode); 0 in fast functions.
     pub pc: u64,
-    /// Its first slot, counted as the snapshot's entries are.
+    /// Index of its first slot, in the numbering of the snapshot's entries.
     pub base: usize,
 }
 
-/// Why the frames of a snapshot cannot be told.
+/// The frames of a snapshot cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the snapshot's frame links lead nowhere")]
 pub struct BadLinks;
@@ -38,12 +37,12 @@ const CONT: u32 = 0x2_0000;
 /// A snapshot has at most this many slots (`LJ_MAX_JSLOTS`).
 const MAX_FRAMES: usize = 256;
 
-/// The frames of snapshot `index` of a trace, innermost first, the one in which the trace runs last.
+/// The frames of snapshot `index` of a trace, innermost first; the last one is the frame in which the trace runs.
 ///
-/// `memory` is asked for the calls that the frames return to.
+/// It reads the calls that the frames return to from `memory`.
 ///
 /// # Errors
-/// [`BadLinks`] if it does not describe frames: then something else was read than a trace.
+/// [`BadLinks`] if the snapshot does not describe frames: then the data do not belong to a trace.
 pub fn snapshot_frames<M: ReadMemory>(
     memory: &M,
     layout: &VmLayout,
@@ -67,7 +66,7 @@ impl Slots<'_> {
         self.entries.iter().copied().find(|entry| (entry >> 24) as usize == slot)
     }
 
-    /// The constant in a slot, as its reference.
+    /// Reference of the constant in a slot.
     fn constant(&self, slot: usize) -> Option<u16> {
         self.entry(slot).map(|entry| entry as u16).filter(|at| *at < BIAS)
     }
@@ -82,7 +81,7 @@ impl Slots<'_> {
     }
 }
 
-/// The slots that a call takes up before its frame: `A` of the call that returns to `pc`.
+/// How far the called function is above the caller's base, in slots: operand A of the call that returns to `pc`.
 fn call_slot<M: ReadMemory>(memory: &M, pc: u64) -> Result<usize, BadLinks> {
     let call: u32 = memory.read(pc.wrapping_sub(4)).map_err(|_| BadLinks)?;
     Ok((call >> 8 & 0xff) as usize)
@@ -129,7 +128,7 @@ fn wide<M: ReadMemory>(
     Err(BadLinks)
 }
 
-/// Frames of one slot: the function; the links stand behind the entries, the innermost first.
+/// Frames of one slot: the function. The links follow the entries, the innermost first.
 fn narrow<M: ReadMemory>(
     memory: &M,
     functions: &TraceFunctions,
@@ -137,7 +136,7 @@ fn narrow<M: ReadMemory>(
     tail: &[u32],
 ) -> Result<Vec<SnapshotFrame>, BadLinks> {
     let mut pc = u64::from(*tail.first().ok_or(BadLinks)?);
-    // One link for each entry with a flag, the lowest slot's last.
+    // One link for each entry with a flag; the link of the lowest slot is the last one.
     let mut flagged: Vec<usize> = slots
         .entries
         .iter()
@@ -189,7 +188,7 @@ mod tests {
     use super::*;
     use crate::bytecode::Op;
 
-    /// Two functions; the first calls with `A` of 5 and of 1, and adds.
+    /// Two functions; the first has calls with `A` of 5 and of 1, and an addition.
     fn functions() -> Vec<Vec<u32>> {
         vec![
             vec![
@@ -205,7 +204,7 @@ mod tests {
 
     type Known = (Option<Callee>, u64, usize);
 
-    /// The frames of a snapshot with these constants in slots of frames of two slots.
+    /// The frames of a snapshot with these constants in its slots, for frames of two slots.
     fn wide(slots: &[(u32, u64, Option<Callee>)], pc: u64, base: u64) -> Result<Vec<Known>, BadLinks> {
         let values: Vec<u64> = slots.iter().map(|(_, value, _)| *value).collect();
         let at = |index: usize| constant(index);
@@ -218,7 +217,7 @@ mod tests {
         read(true, &body, &callees)
     }
 
-    /// The same in frames of one slot: each slot with its flag and function, and the links behind them.
+    /// The same for frames of one slot: each slot with its flag and function, and the links after them.
     fn narrow(slots: &[(u32, u32, Option<Callee>)], tail: &[u64]) -> Result<Vec<Known>, BadLinks> {
         let entries: Vec<u32> = slots
             .iter()
@@ -241,7 +240,7 @@ mod tests {
         Ok(frames.into_iter().map(|frame| (frame.callee, frame.pc, frame.base)).collect())
     }
 
-    /// A function of which the constants show no closure.
+    /// A function without a closure among the constants.
     fn without_closure(callee: Callee) -> Option<Callee> {
         callee.prototype().map(|prototype| Callee::Lua { prototype, function: None })
     }

@@ -1,4 +1,4 @@
-//! The functions that take part in a trace: those among its constants, and what guards imply about the others.
+//! The functions that take part in a trace: the functions among its constants, and what guards show about others.
 //!
 //! LuaJIT's sources: [`rec_call_specialize`], [`recff_xpairs`].
 //!
@@ -17,21 +17,21 @@ use crate::bytecode::{Instruction, Op as Bytecode};
 use crate::object::{Function, read_function, read_string};
 use crate::{FunctionNames, Prototype, Prototypes};
 
-/// What is called.
+/// A function that is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Callee {
     /// A Lua function.
     Lua {
         /// Address of its prototype.
         prototype: u64,
-        /// Its closure, if that is known.
+        /// Address of its closure, if that is known.
         function: Option<u64>,
     },
     /// A C function or fast function, a `GCfunc`.
     Native {
-        /// Its address.
+        /// Address of its `GCfunc`.
         function: u64,
-        /// Its number; 1 for a C function.
+        /// Its fast-function id; 1 for a C function.
         ffid: u8,
     },
 }
@@ -42,7 +42,7 @@ impl Callee {
         if let Self::Lua { prototype, .. } = self { Some(prototype) } else { None }
     }
 
-    /// The address that tells its code from other functions': the prototype's, or a C function's own.
+    /// The address that identifies its code: the prototype's address, or a C function's own.
     pub fn code(self) -> u64 {
         match self {
             Self::Lua { prototype, .. } => prototype,
@@ -50,7 +50,7 @@ impl Callee {
         }
     }
 
-    /// Whether both are the same code.
+    /// Whether both have the same code.
     pub fn same_code(self, other: Self) -> bool {
         match (self, other) {
             (Self::Lua { prototype: a, .. }, Self::Lua { prototype: b, .. }) => a == b,
@@ -59,33 +59,33 @@ impl Callee {
     }
 }
 
-/// All that is known of the functions in a trace.
+/// Everything that is known about the functions in a trace.
 #[derive(Debug)]
 pub struct TraceFunctions {
     numbering: Numbering,
     /// Constants, by their references.
     constants: HashMap<u16, Callee>,
     prototypes: HashMap<u64, Arc<Prototype>>,
-    /// By reference: what guards say that the value is.
+    /// For each reference, the functions with which guards compare the value.
     guarded: HashMap<u16, Vec<Callee>>,
     /// Constant strings: their addresses, and whether each may be the name of a metamethod.
     strings: HashMap<u16, (u64, bool)>,
     /// Constant pointers to bytecode: the prototype that each points into.
     bytecodes: HashMap<u16, u64>,
-    /// Functions with the names that they were loaded by, none for those that were loaded otherwise.
+    /// Functions, each with the field name by which it was loaded; [`None`] if it was loaded in another way.
     loaded_by: Vec<(Callee, Option<String>)>,
-    /// Functions are stored in tables, so any of them may be found there again without a guard.
+    /// Whether the trace stores functions in tables, so that any of them may be loaded from there without a guard.
     stores_functions: bool,
     /// The names of library functions.
     names: Arc<FunctionNames>,
     sizeof_pt: u64,
 }
 
-/// The longest name of a metamethod, and some more.
+/// The most bytes of a metamethod's name, with some reserve.
 const MAX_NAME: usize = 16;
 
 impl TraceFunctions {
-    /// A functions made by hand.
+    /// Hand-made functions.
     #[cfg(test)]
     pub(super) fn made(
         numbering: Numbering,
@@ -107,17 +107,16 @@ impl TraceFunctions {
         }
     }
 
-    /// How many bytes of memory it takes, about, with the prototypes that it keeps.
+    /// Approximate memory use in bytes, with the prototypes that it keeps.
     pub fn size(&self) -> usize {
-        /// An entry of a table, with room that stays free.
+        /// Bytes of a table entry, with unused space.
         const ENTRY: usize = 48;
         let entries = self.constants.len() + self.guarded.len() + self.strings.len() + self.bytecodes.len();
         let prototypes = self.prototypes.values().map(|prototype| prototype.size()).sum::<usize>();
         ENTRY * (entries + self.prototypes.len() + self.loaded_by.len()) + prototypes
     }
 
-    /// Looks through the constants and guards of a trace. The prototypes `above` are those of the frames that it may run
-    /// in.
+    /// Reads the constants and guards of a trace. The prototypes `above` belong to frames in which the trace may run.
     pub fn read<M: ReadMemory>(
         memory: &M,
         layout: &VmLayout,
@@ -181,8 +180,8 @@ impl TraceFunctions {
         self.constants.insert(at, callee);
     }
 
-    /// What `rec_call_specialize` (`lj_record.c`) has left: `EQ value function`, or, where a prototype has many
-    /// closures, `EQ (FLOAD value func.pc) bytecode`.
+    /// Reads the guards that `rec_call_specialize` (`lj_record.c`) has emitted: `EQ value function`, or, if a prototype
+    /// has many closures, `EQ (FLOAD value func.pc) bytecode`.
     fn read_guards<M: ReadMemory>(&mut self, memory: &M, layout: &VmLayout, body: &TraceBody) {
         let code = &body.code;
         let op = |at: u16| self.numbering.opcode(code.ins(at).number()).map(|opcode| opcode.op);
@@ -218,7 +217,7 @@ impl TraceFunctions {
         }
     }
 
-    /// The function that a guard with these operands holds a value against.
+    /// The function with which a guard with these operands compares a value.
     pub fn guard(&self, op1: u16, op2: u16) -> Option<Callee> {
         let (value, constant) = if op1 >= BIAS { (op1, op2) } else { (op2, op1) };
         if value < BIAS || constant >= BIAS {
@@ -243,19 +242,19 @@ impl TraceFunctions {
         self.constants.values().any(|known| *known == callee)
     }
 
-    /// The functions that guards hold the value at a reference against.
+    /// The functions with which guards compare the value at a reference.
     pub fn guarded(&self, at: u16) -> Vec<Callee> {
         self.guarded.get(&at).cloned().unwrap_or_default()
     }
 
-    /// Whether a function may have been found as the metamethod of this name: guarded by it, or in a way that no guard
-    /// tells.
+    /// Whether a function may have been found as the metamethod of this name: a guard shows it, or it was found in a
+    /// way that needs no guard.
     pub fn may_be_metamethod(&self, callee: Callee, name: &str) -> bool {
         let mut loads = self.loaded_by.iter().filter(|(known, _)| known.same_code(callee));
         self.stores_functions || loads.any(|(_, known)| known.as_deref() == Some(name))
     }
 
-    /// The closure of a prototype, if no other one can run in the trace.
+    /// The closure of a prototype, if no other closure can run in the trace.
     pub fn only_closure(&self, prototype: u64) -> Option<u64> {
         if let [only] = self.closures(prototype)[..]
             && !self.is_any_closure(prototype)
@@ -265,12 +264,12 @@ impl TraceFunctions {
         None
     }
 
-    /// Whether a guard held a function against a prototype alone, so that it is any of its many closures.
+    /// Whether a guard compares a function with the prototype only, so that it may be any of its many closures.
     pub fn is_any_closure(&self, prototype: u64) -> bool {
         self.bytecodes.values().any(|&guarded| guarded == prototype)
     }
 
-    /// The closures of a prototype among the constants. What a return goes to is told by its prototype alone.
+    /// The closures of a prototype among the constants. The target of a return is identified by its prototype alone.
     pub fn closures(&self, prototype: u64) -> Vec<u64> {
         let closure = |callee: &Callee| match callee {
             Callee::Lua { prototype: known, function } if *known == prototype => *function,
@@ -279,7 +278,7 @@ impl TraceFunctions {
         self.constants.values().filter_map(closure).collect()
     }
 
-    /// All functions among the constants, each code once: what a trace calls is among them.
+    /// All functions among the constants, each code once: the callees of a trace are among them.
     pub fn callable(&self) -> Vec<Callee> {
         let mut callable: Vec<Callee> = Vec::new();
         for callee in self.functions() {
@@ -287,7 +286,7 @@ impl TraceFunctions {
                 continue;
             }
             callable.push(match callee {
-                // Of several closures nobody knows which.
+                // If there are several closures, it is not known which one runs.
                 Callee::Lua { prototype, .. } => Callee::Lua { prototype, function: self.only_closure(prototype) },
                 Callee::Native { .. } => callee,
             });
@@ -295,8 +294,8 @@ impl TraceFunctions {
         callable
     }
 
-    /// Whether a library function calls a function that it is given: `pcall`, `xpcall`. [`None`] if that is not known, since
-    /// the VM's libraries could not be read.
+    /// Whether a library function calls a function that it is given: `pcall`, `xpcall`. [`None`] if that is not known,
+    /// because the VM's libraries could not be read.
     pub fn protects(&self, ffid: u8) -> Option<bool> {
         const PROTECTED: [&str; 2] = ["pcall", "xpcall"];
         match self.names.builtin(ffid) {
@@ -305,26 +304,25 @@ impl TraceFunctions {
         }
     }
 
-    /// Whether a library function may be what a loop iterates with, which `pairs` and `ipairs` put there as a constant
-    /// (`recff_xpairs`, `lj_ffrecord.c`). So may one without a name.
+    /// Whether a library function may be a loop's iterator, which `pairs` and `ipairs` return as a constant
+    /// (`recff_xpairs`, `lj_ffrecord.c`). A function without a known name may be one.
     pub fn may_iterate(&self, ffid: u8) -> bool {
         self.names.builtin(ffid).is_none_or(|name| matches!(name, "ipairs_aux" | "next"))
     }
 
-    /// Whether a C function or fast function may be found as the metamethod of this name: like a Lua function, or as one of
-    /// those that the VM itself has put into the metatables of C data, C libraries and files, which are not looked up.
+    /// Whether a C function or fast function may be the metamethod of this name: found like a Lua function, or put by the VM
+    /// itself into the metatables of C data, C libraries and files, which the recorder does not look up.
     pub fn may_be_native_metamethod(&self, callee: Callee, name: &str) -> bool {
         let Callee::Native { ffid, .. } = callee else { return false };
         self.may_be_metamethod(callee, name) || self.is_metamethod_of_vm(ffid)
     }
 
-    /// Whether a library function may be one that the VM itself has put into the metatables of C data, C libraries and
-    /// files.
+    /// Whether the VM itself may have put a library function into the metatables of C data, C libraries and files.
     pub fn is_metamethod_of_vm(&self, ffid: u8) -> bool {
         self.names.builtin(ffid).is_none_or(|own| own.contains("__"))
     }
 
-    /// The library that a library function is in: `math`.
+    /// The library of a library function: `math`.
     pub fn library(&self, ffid: u8) -> Option<&str> {
         self.names.builtin(ffid)?.split_once('.').map(|(library, _)| library)
     }
@@ -334,12 +332,12 @@ impl TraceFunctions {
         self.names.builtin(ffid) == Some(name)
     }
 
-    /// Whether it is the function that finds the functions of a C library.
+    /// Whether it is the function that looks up the functions of a C library.
     pub fn is_c_library_index(&self, callee: Callee) -> bool {
         matches!(callee, Callee::Native { ffid, .. } if self.names.builtin(ffid) == Some("ffi.clib.__index"))
     }
 
-    /// The function that the constant at a reference is.
+    /// The function at the reference of a constant.
     pub fn function(&self, at: u16) -> Option<Callee> {
         self.constants.get(&at).copied()
     }
@@ -367,7 +365,7 @@ impl TraceFunctions {
         self.prototypes.get(&address)
     }
 
-    /// The Lua function whose bytecode `pc` points into (or behind its last instruction).
+    /// The Lua function whose bytecode contains `pc` (or whose last instruction is right before it).
     pub fn owner(&self, pc: u64) -> Option<Callee> {
         let address = self.prototypes.values().find(|prototype| self.position(prototype, pc).is_some())?.key.address;
         let is_it = |callee: &&Callee| callee.prototype() == Some(address);
@@ -379,7 +377,7 @@ impl TraceFunctions {
         Some(Callee::Lua { prototype: address, function })
     }
 
-    /// Whether the trace may have begun in this function, and have replaced it by a tail call, or returned to it.
+    /// Whether the trace may have started in this function, and then have replaced it by a tail call, or returned to it.
     pub fn may_start_in(&self, prototype: u64) -> bool {
         self.prototypes.contains_key(&prototype)
     }
@@ -392,7 +390,7 @@ impl TraceFunctions {
     }
 }
 
-/// The constant string by which a value was loaded from a table.
+/// Reference of the constant string by which a value was loaded from a table.
 fn key_of(numbering: Numbering, body: &TraceBody, value: u16) -> Option<u16> {
     let op = |at: u16| numbering.opcode(body.code.ins(at).number()).map(|opcode| opcode.op);
     if op(value) != Some(IrOp::HLOAD) {
@@ -407,12 +405,12 @@ fn key_of(numbering: Numbering, body: &TraceBody, value: u16) -> Option<u16> {
     (key < BIAS && op(key) == Some(IrOp::KGC) && body.code.ins(key).kind_of_result() == irt::STR).then_some(key)
 }
 
-/// The address of the object or the pointer that a constant is.
+/// The address in a constant: of an object, or a pointer.
 pub fn object(layout: &VmLayout, body: &TraceBody, at: u16) -> u64 {
     object_at(layout, &body.code, at)
 }
 
-/// The same, in the code of a trace of which no more was read.
+/// The same for the code of a trace whose other parts were not read.
 pub(super) fn object_at(layout: &VmLayout, code: &IrCode, at: u16) -> u64 {
     if layout.is_gc64() { code.word(at + 1) & ((1 << 47) - 1) } else { u64::from(code.ins(at).literal()) }
 }

@@ -1,8 +1,8 @@
 //! The JIT compiler's intermediate code ([`IRIns`], `lj_ir.h`): its format, and the opcodes of all numberings.
 //!
-//! Releases number the opcodes differently, and nothing in a layout tells which numbering a build uses: OpenResty
-//! and Tarantool took some changes and not others. So it is found from the code itself: in a wrong numbering some
-//! operand is no operand ([`Numbering::fits`]).
+//! Releases number the opcodes differently, and nothing in a layout shows which numbering a build uses: OpenResty and
+//! Tarantool took some changes and not others. So the numbering is found from the code itself: with a wrong numbering
+//! some operand makes no sense ([`Numbering::fits`]).
 //!
 //! LuaJIT's sources: [`REF_BIAS`], [`IRT_*`], [`IRDEF`].
 //!
@@ -13,16 +13,16 @@
 
 use std::sync::LazyLock;
 
-/// References below this are constants, from it on instructions (`REF_BIAS`, `lj_ir.h`).
+/// References below this are constants; from here on they are instructions (`REF_BIAS`, `lj_ir.h`).
 pub const BIAS: u16 = 0x8000;
 
 /// The first recorded instruction (`REF_FIRST`).
 pub const FIRST: u16 = BIAS + 1;
 
-/// `nil`, and a field's owner where it is the VM itself (`REF_NIL`).
+/// `nil`; as the owner of a field, the VM itself (`REF_NIL`).
 pub const NIL: u16 = BIAS - 1;
 
-/// Flag in [`Ins::kind_of_result`]: the instruction may leave the trace (`IRT_GUARD`).
+/// Flag next to the type: the instruction may leave the trace (`IRT_GUARD`).
 const GUARD: u8 = 0x80;
 
 /// Types of results, as far as they matter here (`IRT_*`, `lj_ir.h`, the same since 2.0).
@@ -66,7 +66,7 @@ impl Ins {
         (self.0 >> 16) as u16
     }
 
-    /// Both operands, of a constant that takes their place.
+    /// Both operands as one number, in a constant.
     pub const fn literal(self) -> u32 {
         self.0 as u32
     }
@@ -86,7 +86,7 @@ impl Ins {
         (self.0 >> 40) as u8
     }
 
-    /// The register of its result: 0 to 15 general registers, from 16 on `xmm0`; [`None`] if it has none.
+    /// The register of its result: 0 to 15 are general registers, 16 is `xmm0`; [`None`] if it has none.
     pub const fn register(self) -> Option<u8> {
         let register = (self.0 >> 48) as u8;
         if register & 0x80 == 0 { Some(register) } else { None }
@@ -97,13 +97,13 @@ impl Ins {
         (self.0 >> 56) as u8 != 0
     }
 
-    /// Whether it was sunk: it runs when the trace is left only (`RID_SINK`, `RID_SUNK`).
+    /// Whether it was sunk: it only runs when the trace is left (`RID_SINK`, `RID_SUNK`).
     pub const fn is_sunk(self) -> bool {
         matches!((self.0 >> 48) as u8, 0xfd | 0xfe)
     }
 }
 
-/// What an operand is (`IRMode`).
+/// The kind of an operand (`IRMode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operand {
     /// Another instruction, or a constant.
@@ -116,7 +116,7 @@ pub enum Operand {
     Nothing,
 }
 
-/// What an opcode does to memory (`IRM_*`).
+/// The effect of an opcode on memory (`IRM_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing.
@@ -157,7 +157,7 @@ impl Numbering {
         TABLES[self as usize].get(usize::from(number)).copied()
     }
 
-    /// Whether `code` can be of this numbering: every operand is one.
+    /// Whether `code` can have this numbering: all operands make sense.
     pub fn fits(self, code: &IrCode) -> bool {
         code.references().filter(|&at| at >= FIRST).all(|at| {
             let ins = code.ins(at);
@@ -168,16 +168,16 @@ impl Numbering {
                 Operand::Constant => false,
                 Operand::Nothing => value == 0,
             };
-            // Slots of a frame, and modes of few bits.
+            // Slots of a frame, and modes of a few bits.
             let literals = match opcode.op {
                 IrOp::SLOAD => ins.op1() < 256 && ins.op2() < 0x80,
-                // Of no object (`REF_NIL`): a field of the VM itself.
+                // Without an object (`REF_NIL`), it is a field of the VM itself.
                 IrOp::FLOAD => ins.op2() < 64 || ins.op1() == NIL,
                 IrOp::FREF => ins.op2() < 64,
                 IrOp::XLOAD => ins.op2() < 8,
                 _ => true,
             };
-            // What the assembler adds has operands of its own.
+            // Instructions that the assembler adds have special operands.
             matches!(opcode.op, IrOp::RENAME | IrOp::NOP | IrOp::PHI | IrOp::LOOP | IrOp::ABC)
                 || literals && operand(opcode.operands.0, ins.op1()) && operand(opcode.operands.1, ins.op2())
         })
@@ -202,12 +202,12 @@ impl IrCode {
         Ins(self.word(at))
     }
 
-    /// The word at a reference: behind a constant of 64 bits stands its value.
+    /// The word at a reference: a 64-bit constant has its value in the next word.
     pub fn word(&self, at: u16) -> u64 {
         at.checked_sub(self.start).and_then(|index| self.words.get(usize::from(index))).copied().unwrap_or(0)
     }
 
-    /// All references, constants and their values included.
+    /// All references, with constants and their values.
     pub fn references(&self) -> std::ops::Range<u16> {
         self.start..self.end()
     }
@@ -218,7 +218,7 @@ impl IrCode {
     }
 }
 
-/// Whether a constant takes two words: its value stands in the second one.
+/// Whether a constant takes two words: the second one is its value.
 pub fn is_wide(op: Option<IrOp>, gc64: bool) -> bool {
     match op {
         Some(IrOp::KNUM | IrOp::KINT64) => true,
@@ -230,13 +230,13 @@ pub fn is_wide(op: Option<IrOp>, gc64: bool) -> bool {
 /// An opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IrOpcode {
-    /// Which one.
+    /// The opcode.
     pub op: IrOp,
-    /// What it does to memory.
+    /// Its effect on memory.
     pub effect: Effect,
-    /// What its operands are.
+    /// The kinds of its operands.
     pub operands: (Operand, Operand),
-    /// The numberings that have it, a bit for each.
+    /// The numberings that have it, one bit for each.
     numberings: u8,
 }
 

@@ -1,4 +1,4 @@
-//! What the walk through a trace's bytecode asks the live VM for.
+//! Reads what the walk through a trace's bytecode needs to know from the live VM.
 //!
 //! LuaJIT's sources: [`CTState.miscmap`], [`ctype_state`], [`GCupval`],
 //! [`rec_upvalue_constify`].
@@ -30,13 +30,13 @@ pub struct LiveVm<'a, M> {
 }
 
 impl<M: ReadMemory> LiveVm<'_, M> {
-    /// The lowest byte of the exit that the code at `address` leaves a trace by.
+    /// The lowest byte of the exit that the code at `address` leads to.
     pub fn exit_at(&self, address: u64) -> Option<u8> {
         exit_byte_at(self.memory, address)
     }
 
-    /// Whether types of C data may have metatables: they are kept by negative keys, so in the hash part of a table
-    /// (`CTState.miscmap`, `lj_ctype.h`), which older versions keep behind another one.
+    /// Whether types of C data may have metatables. These are stored under negative keys, so in the hash part of a table
+    /// (`CTState.miscmap`, `lj_ctype.h`), which comes after another table in older versions.
     pub fn has_metatypes(&self) -> bool {
         let layout = &self.vm.layout;
         let gc64 = layout.is_gc64();
@@ -47,13 +47,13 @@ impl<M: ReadMemory> LiveVm<'_, M> {
         if state == 0 {
             return false;
         }
-        // `tab`, `top`, `sizetab`, `L`, `g` come before the tables; of two, the first one is that of finalizers.
+        // `tab`, `top`, `sizetab`, `L`, `g` come before the tables. If there are two tables, the first one is for finalizers.
         let table = |index: u64| {
             let table: u64 = self.memory.read(state.wrapping_add(32 + 8 * index)).ok()?;
             expect_type(self.memory, layout, table, gct::TAB).ok().map(|()| table)
         };
         let Some(table) = table(1).or_else(|| table(0)) else { return true };
-        // A hash part of one node has the mask of an empty one, but is no node of the VM's.
+        // A hash part with one node has the same mask as an empty one, but its node is not the VM's `nilnode`.
         let node = self.memory.read_ref(gc64, field(table, layout.tab_node));
         let mask: Result<u32, _> = self.memory.read(field(table, layout.tab_hmask));
         mask != Ok(0) || node != Ok(field(self.vm.global, layout.g_nilnode))
@@ -65,14 +65,15 @@ impl<M: ReadMemory> VmQueries for LiveVm<'_, M> {
         let layout = &self.vm.layout;
         let gc64 = layout.is_gc64();
         let upvalue = self.upvalue_address(closure, index)?;
-        // `immutable` is the second byte behind the object's type.
+        // `immutable` is the second byte after the object's type.
         let immutable: u8 = self.memory.read(upvalue.wrapping_add(marked_offset(gc64) + 3)).ok()?;
         if immutable == 0 {
             return None;
         }
-        // `GCupval.v` follows the value or the links of an open one (`lj_obj.h`).
+        // `GCupval.v` follows the value or, in an open upvalue, the links (`lj_obj.h`).
         let address = self.memory.read_ref(gc64, upvalue.wrapping_add(if gc64 { 32 } else { 16 })).ok()?;
-        // Tables and userdata may hold much, and are loaded all the same (`rec_upvalue_constify`, `lj_record.c`).
+        // Tables and userdata may hold large data, so the recorder loads them from the upvalue (`rec_upvalue_constify`,
+        // `lj_record.c`).
         match value::read(self.memory, layout, address).ok()? {
             Value::Object { gct: gct::FUNC, address } => {
                 Some(Constant::Function(match read_function(self.memory, layout, address).ok()? {
@@ -117,7 +118,7 @@ impl<M: ReadMemory> VmQueries for LiveVm<'_, M> {
         let layout = &self.vm.layout;
         let constants = self.memory.read_ref(layout.is_gc64(), field(prototype.key.address, layout.pt_k)).ok()?;
         let bits: u64 = self.memory.read(constants.wrapping_add(8 * u64::from(index))).ok()?;
-        // An integer (`LJ_DUALNUM`) has a type in its upper half.
+        // An integer (`LJ_DUALNUM`) has a type tag in its upper half.
         let is_number = bits < 0xfff8_0000_0000_0001;
         Some(if is_number { f64::from_bits(bits) } else { f64::from(bits as i32) })
     }
@@ -125,7 +126,7 @@ impl<M: ReadMemory> VmQueries for LiveVm<'_, M> {
     fn start_instruction(&self, prototype: &Prototype, position: u32, trace: u16) -> Option<Instruction> {
         let layout = &self.vm.layout;
         let pc = field(prototype.key.address, layout.sizeof_pt).wrapping_add(4 * u64::from(position));
-        // The bytecode may have been read at another time than the trace: only one that starts here has replaced it.
+        // The bytecode may have been read at another time than the trace: only a trace that starts here has replaced it.
         let replaced = |trace: &Trace| (trace.startpc == pc && trace.root == 0).then_some(Instruction(trace.startins));
         let by_number = |number: u16| replaced(&trace_by_number(self.memory, self.vm, number)?);
         replaced(self.trace).or_else(|| by_number(trace)).or_else(|| {

@@ -1,9 +1,9 @@
-//! Loops: the recorder emits the body once, then copies it without what is invariant ([`loop_unroll`], `lj_opt_loop.c`).
-//! The copy is what runs.
+//! Loops: the recorder emits the body once, then copies it without the invariant instructions ([`loop_unroll`],
+//! `lj_opt_loop.c`). The copy is what runs.
 //!
-//! Each recorded instruction is made again with what its operands have become, in order. Where all of those are known,
-//! so is what it must look like; where not (it became something that was there before, or a value that was stored),
-//! the copies up to the next one that is known may be of any of the instructions in between that can become such.
+//! Each recorded instruction is emitted again with the substitutes of its operands, in order. If all substitutes are
+//! known, so is the form of the copy. If not (the copy was replaced by an earlier instruction, or by a value that was
+//! stored), each copy up to the next known one may come from any instruction in between that can turn into it.
 //!
 //! LuaJIT's sources: [`fwd_ahload`], [`lj_opt_fwd_uload`].
 //!
@@ -16,19 +16,19 @@ use std::ops::Range;
 
 use super::ir::{Effect, FIRST, Ins, IrCode, IrOp, Numbering, Operand};
 
-/// For each instruction behind the `LOOP` at `loop_at`: the recorded ones that it may be the copy of. `slots` are the
-/// entries of the loop's snapshot, with what is in each slot when the loop begins anew.
+/// For each instruction after the `LOOP` at `loop_at`, the recorded instructions of which it may be the copy. `slots`
+/// are the entries of the loop's snapshot, with the contents of each slot when the loop begins again.
 pub fn originals(code: &IrCode, numbering: Numbering, loop_at: u16, slots: &[u32]) -> HashMap<u16, Vec<u16>> {
     let mut copies = Copies { code, numbering, substitute: HashMap::new() };
     let end = (loop_at + 1..code.end()).find(|&at| copies.op(at) == Some(IrOp::PHI)).unwrap_or(code.end());
     for at in FIRST..loop_at {
-        // Forwarded from what the iteration before has left there.
+        // Forwarded from the slot's contents at the end of the iteration before.
         let Some((IrOp::SLOAD, ins)) = copies.get(at) else { continue };
         let left = slots.iter().find(|entry| *entry >> 24 == u32::from(ins.op1()));
         copies.substitute.insert(at, left.map_or(at, |entry| *entry as u16));
     }
     let mut originals = HashMap::new();
-    // What a gap tells may close others.
+    // Results for one gap may help to close others.
     for _ in 0..MAX_ROUNDS {
         let before = copies.substitute.len();
         originals = copies.round(loop_at, end);
@@ -39,15 +39,15 @@ pub fn originals(code: &IrCode, numbering: Numbering, loop_at: u16, slots: &[u32
     originals
 }
 
-/// How often what was learned is used to learn more.
+/// How often new results are used to find more.
 const MAX_ROUNDS: usize = 8;
-/// Gaps of more cells than this are left as they are.
+/// Gaps with more cells than this are not closed.
 const MAX_CELLS: usize = 1 << 18;
 
 struct Copies<'a> {
     code: &'a IrCode,
     numbering: Numbering,
-    /// What recorded instructions became.
+    /// The substitute of each recorded instruction.
     substitute: HashMap<u16, u16>,
 }
 
@@ -56,9 +56,9 @@ impl Copies<'_> {
     fn round(&mut self, loop_at: u16, end: u16) -> HashMap<u16, Vec<u16>> {
         let mut originals = HashMap::new();
         let mut next = self.past_nops(loop_at + 1, end);
-        // Recorded instructions that may have made something since the last one of which all is known.
+        // Recorded instructions since the last known copy that may have left a copy.
         let mut loose: Vec<u16> = Vec::new();
-        // What memory holds that the trace has loaded or stored, by the reference to it.
+        // Known contents of memory that the trace has loaded or stored, by the reference of its address.
         let mut held: HashMap<(IrOp, u16), u16> = HashMap::new();
         for at in FIRST..loop_at {
             self.hold(&mut held, at);
@@ -78,8 +78,8 @@ impl Copies<'_> {
                 loose.push(at);
                 continue;
             };
-            // Of several loads of the same, one may have been left out and another one made; if none was made at all, each
-            // is what memory holds.
+            // If there are several equal loads, one may have been left out and another one copied. If none was copied
+            // at all, each load's substitute is the known contents of memory.
             let is_load = matches!(memory_of(op), Some((_, true)));
             let is_same = |other: u16| {
                 let found = self.get(other).filter(|(known, _)| *known == op);
@@ -93,7 +93,7 @@ impl Copies<'_> {
             let until = if loose.is_empty() { end.min(next.saturating_add(1)) } else { end };
             let copy = (next..until).find(|&copy| self.is_copy(copy, op, ins, (first, second)));
             let Some(copy) = copy else {
-                // It became something that was there before, or something else.
+                // It was replaced by an earlier instruction, or by something else.
                 let is_left_out = !(next..end).any(|copy| self.is_copy(copy, op, ins, (first, second)));
                 let same = is_left_out.then(|| match memory_of(op) {
                     Some((memory, true)) => held.get(&(memory, first)).copied(),
@@ -106,7 +106,7 @@ impl Copies<'_> {
                     None => None,
                 });
                 if let (Some((memory, false)), true) = (memory_of(op), is_left_out) {
-                    // A store that another one makes superfluous: its value is what memory holds all the same.
+                    // Another store makes this store superfluous, but memory holds its value all the same.
                     held.insert((memory, first), second);
                     continue;
                 }
@@ -127,7 +127,7 @@ impl Copies<'_> {
         originals
     }
 
-    /// Notes what memory holds after an instruction.
+    /// Notes the contents of memory after an instruction.
     fn hold(&self, held: &mut HashMap<(IrOp, u16), u16>, now: u16) {
         let Some((op, ins)) = self.get(now) else { return };
         match memory_of(op) {
@@ -137,7 +137,7 @@ impl Copies<'_> {
         }
     }
 
-    /// Copies of which it is not known what they are of, between two that are: each is of one of `loose`, in order.
+    /// Closes the gap between two known copies: each copy in it comes from one of `loose`, in order.
     fn close(&mut self, originals: &mut HashMap<u16, Vec<u16>>, gap: Range<u16>, loose: &[u16]) {
         let copies: Vec<u16> = gap.filter(|&at| self.op(at) != Some(IrOp::NOP)).collect();
         if copies.is_empty() {
@@ -196,7 +196,7 @@ impl Copies<'_> {
         self.numbering.opcode(self.code.ins(at).number()).map(|opcode| opcode.effect)
     }
 
-    /// The operands that a copy has; none where that is not known.
+    /// The operands of the copy; [`None`] for an unknown one.
     fn operands(&self, at: u16, ins: Ins) -> (Option<u16>, Option<u16>) {
         let Some(opcode) = self.numbering.opcode(self.code.ins(at).number()) else { return (None, None) };
         let operand = |kind: Operand, value: u16| {
@@ -212,10 +212,10 @@ impl Copies<'_> {
         other == op && copied.kind_of_result() == ins.kind_of_result() && same
     }
 
-    /// Whether a recorded instruction can become this one when it is made again.
+    /// Whether a recorded instruction can turn into this one when it is emitted again.
     fn can_become(&self, at: u16, copy: u16) -> bool {
         let (Some((op, ins)), Some((other, copied))) = (self.get(at), self.get(copy)) else { return true };
-        // Integers and numbers are made one of the other at the end.
+        // Conversions between integers and numbers are added at the end.
         if other == IrOp::CONV {
             return true;
         }
@@ -230,8 +230,8 @@ impl Copies<'_> {
     }
 }
 
-/// The kind of memory that an instruction works on, and whether it loads from it, or stores there: what was stored is
-/// not loaded again, but used as it is (`lj_opt_mem.c`).
+/// The kind of memory that an instruction works on, and whether it loads (`true`) or stores (`false`). A stored value
+/// is not loaded again, but used directly (`lj_opt_mem.c`).
 fn memory_of(op: IrOp) -> Option<(IrOp, bool)> {
     match op {
         IrOp::ULOAD => Some((IrOp::ULOAD, true)),
@@ -244,7 +244,7 @@ fn memory_of(op: IrOp) -> Option<(IrOp, bool)> {
     }
 }
 
-/// Opcodes that folding makes out of each other.
+/// Groups of opcodes that folding can turn into each other.
 fn family(op: IrOp) -> Option<u8> {
     match op {
         IrOp::ADD
@@ -317,7 +317,7 @@ mod tests {
         BIAS + index
     }
 
-    /// The originals of a code that begins with `BASE`.
+    /// The originals in code that begins with `BASE`.
     fn found(code: &[u64], loop_at: u16, slots: &[u32]) -> Vec<(u16, Vec<u16>)> {
         let words = [&[ins(IrOp::BASE, 0, 0)], code].concat();
         let found = originals(&IrCode::new(BIAS, words), Numbering::TmpRef, at(loop_at), slots);
@@ -338,7 +338,7 @@ mod tests {
             ins(IrOp::ADD, at(2), K),
             ins(IrOp::PHI, at(2), at(4)),
         ];
-        // Slot 1 holds the sum when the loop begins anew.
+        // Slot 1 holds the sum when the loop begins again.
         assert_eq!(found(&code, 3, &[1 << 24 | u32::from(at(2))]), [(at(4), vec![at(2)])]);
     }
 
@@ -354,7 +354,7 @@ mod tests {
             ins(IrOp::ADD, at(4), at(3)),
             ins(IrOp::PHI, at(4), at(7)),
         ];
-        // Folding may have made both of the sum.
+        // Folding may have created both from the sum.
         let slots = [1 << 24 | u32::from(at(4))];
         assert_eq!(found(&code, 5, &slots), [(at(6), vec![at(4)]), (at(7), vec![at(4)])]);
     }

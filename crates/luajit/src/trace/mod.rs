@@ -1,7 +1,7 @@
 //! Looks inside traces: which functions were compiled into a trace, and which of them a machine instruction belongs to.
 //!
-//! [`TraceBody`] reads a trace whole; [`frames`] decodes the frames of its snapshots; [`reading`] finds all ways through the
-//! bytecode that can have been recorded; [`attribution`] puts machine code, intermediate code and bytecode side by side.
+//! [`TraceBody`] reads a whole trace; [`frames`] decodes the frames of its snapshots; [`reading`] finds all paths through the
+//! bytecode that can have been recorded; [`attribution`] aligns machine code, intermediate code and bytecode.
 
 mod ancestors;
 pub mod attribution;

@@ -1,4 +1,4 @@
-//! The Lua frames of a sample that hit a trace: those inside the trace, above those on the Lua stack.
+//! The Lua frames of a sample that hit a trace: the frames inside the trace, above the frames on the Lua stack.
 //!
 //! LuaJIT's sources: [`trace_exit_cp`], [`BC_JLOOP`], [`vm_exit_interp`].
 //!
@@ -25,29 +25,29 @@ use crate::Vm;
 use crate::arch::{ExitStub, called_at, exit_at, exit_in_handler, has_left_its_frame, left_by};
 use crate::object::field;
 
-/// What is known of the frames within a trace.
+/// What is known about the frames within a trace.
 #[derive(Clone, Debug)]
 pub struct OnTrace {
     /// The trace.
     pub trace: Arc<KnownTrace>,
-    /// Its frames, innermost first. The last one takes the place of the innermost frame of the Lua stack.
+    /// Its frames, innermost first. The last one replaces the innermost frame of the Lua stack.
     pub frames: Vec<FrameRecord>,
-    /// Whether the innermost frame is certain. If not, another one may have been inlined into it.
+    /// Whether the innermost frame is certain. If not, another function may have been inlined into it.
     pub certain: bool,
 }
 
 /// Why the frames within a trace are not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NoTrace {
-    /// It could not be found, or is gone.
+    /// The trace was not found, or is gone.
     Gone,
-    /// What was found does not fit the sample: it is a later trace at the same place.
+    /// The trace that was found does not fit the sample: it is a later trace at the same place.
     Mismatch,
     /// It could not be read.
     Unreadable,
-    /// Where the VM keeps its traces' snapshots is not known yet.
+    /// The layout of the VM's snapshots is not known yet.
     Undecided,
-    /// The sample hit the few instructions that lead out of traces.
+    /// The sample hit one of the few instructions that leave a trace.
     Leaving,
 }
 
@@ -74,20 +74,20 @@ impl From<BodyError> for NoTrace {
     }
 }
 
-/// Where in a trace a sample is.
+/// The place of a sample in a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spot {
-    /// In its machine code, or in what that called.
+    /// In its machine code, or in a function that this code called.
     Code(u64),
-    /// Leaving it by an exit.
+    /// At an exit with this number.
     Exit(u16),
     /// On the way to the VM's exit handler, or at its beginning.
     Handler,
-    /// Behind its end.
+    /// After its end.
     End,
 }
 
-/// What the sample says, as far as it matters here.
+/// The parts of a sample that are needed here.
 #[derive(Clone, Copy, Debug)]
 pub struct Hit<'a> {
     /// The sample's fixed part.
@@ -96,34 +96,34 @@ pub struct Hit<'a> {
     pub native: &'a NativeStack,
     /// The Lua frames that the kernel walked.
     pub frames: &'a [FrameRecord],
-    /// The part of the Lua stack that was copied, and its address.
+    /// The copied part of the Lua stack, and its address.
     pub lua_stack: (&'a [u8], u64),
-    /// The native stack as it was copied.
+    /// The copy of the native stack.
     pub stack: StackCopy<'a>,
 }
 
 impl Hit<'_> {
-    /// The index of the Lua frame that the trace runs in: the innermost one, or the one below the C frame in which the trace is
-    /// left (`trace_exit_cp`, `lj_trace.c`).
+    /// Index of the Lua frame in which the trace runs: the innermost frame, or, while the trace is being left, the
+    /// frame below the C frame of `trace_exit_cp` (`lj_trace.c`).
     pub fn bottom(&self) -> Option<usize> {
         let index = usize::from(self.is_being_restored());
         self.frames.get(index).filter(|frame| frame.kind == RecordKind::Lua as u8).map(|_| index)
     }
 
-    /// Whether `trace_exit_cp` runs, which puts the frames of an exit onto the Lua stack.
+    /// Whether `trace_exit_cp` is running, which restores the frames of an exit onto the Lua stack.
     fn is_being_restored(&self) -> bool {
         let is_cframe = |frame: &FrameRecord| frame.kind == RecordKind::CFrame as u8;
         self.header.flags & SAMPLE_ON_TRACE == 0 && self.frames.first().is_some_and(is_cframe)
     }
 }
 
-/// Whether the sample has to do with a trace at all.
+/// Whether the sample hit a trace at all.
 pub fn is_on_trace(vm: &Vm, header: &SampleHeader, native: &NativeStack) -> bool {
     let state = VmState::from_raw(vm.layout.states(), header.vmstate);
     if header.flags & SAMPLE_ON_TRACE == 0 {
         return header.trace_exit != 0 && state == VmState::Exit;
     }
-    // The interpreter sets `jit_base` before it jumps to a trace (`BC_JLOOP`): all frames are on the stack.
+    // The interpreter sets `jit_base` before it jumps to a trace (`BC_JLOOP`): all frames are still on the stack.
     !(state.is_interpreting()
         && innermost(native).is_some_and(|(frame, region)| region == Region::Interpreter && !frame.is_return))
 }
@@ -182,7 +182,7 @@ pub fn resolve<M: ReadMemory>(
             match restored(&frames, records, hit.is_being_restored()) {
                 Ok(count) if count == frames.len() => on_the_stack(trace, &chain, bottom),
                 Ok(count) => fitting(memory, vm, &trace, &chain[count - 1..], true, bottom),
-                // A tail call has replaced the function that is on the stack.
+                // A tail call has replaced the function on the stack.
                 Err(NotKnown::Nothing) if trace.calls_in_tails && bottom.code == trace.body.trace.startpt => {
                     fitting(memory, vm, &trace, &chain, true, bottom)
                 }
@@ -192,7 +192,7 @@ pub fn resolve<M: ReadMemory>(
     }
 }
 
-/// Which trace, and where in it.
+/// The trace, and the place in it.
 fn locate<M: ReadMemory>(memory: &M, hit: &Hit<'_>) -> Result<(Sought, Spot), NoTrace> {
     let header = hit.header;
     let number = u16::try_from(header.vmstate).ok().filter(|&number| number != 0);
@@ -212,7 +212,7 @@ fn locate<M: ReadMemory>(memory: &M, hit: &Hit<'_>) -> Result<(Sought, Spot), No
         Region::Jit => {
             let pc = frame.lookup_address();
             let running = &hit.header.trace.identity;
-            // What is in no trace may be the start of the next one, or the way out of this one.
+            // Code outside of all traces may be the start of the next trace, or an exit of this one.
             if let Some(number) = number.filter(|_| !frame.is_return && !Sought::Address(pc, None).is(running))
                 && let Some(exit) = exit_at(memory, pc, [0, 8].map(|at| hit.stack.read(frame.sp + at).ok()))
             {
@@ -220,7 +220,7 @@ fn locate<M: ReadMemory>(memory: &M, hit: &Hit<'_>) -> Result<(Sought, Spot), No
             }
             Ok((Sought::Address(pc, number), Spot::Code(pc)))
         }
-        // `vm_exit_interp`, which a trace ends in: its stack slots are gone already.
+        // `vm_exit_interp`, in which a trace ends: its stack slots are released already.
         Region::Interpreter => match (number, header.cframe.checked_sub(frame.sp)) {
             (Some(number), Some(distance)) if !frame.is_return && has_left_its_frame(distance) => {
                 Ok((Sought::Number(number), Spot::End))
@@ -235,7 +235,7 @@ fn locate<M: ReadMemory>(memory: &M, hit: &Hit<'_>) -> Result<(Sought, Spot), No
     }
 }
 
-/// The exit that a trace is being left by, while the exit handler runs.
+/// The exit through which a trace is being left, while the exit handler runs.
 fn exit_number(hit: &Hit<'_>, trace: &KnownTrace) -> Option<u16> {
     let word = |address: u64| hit.stack.read(address).ok();
     let kept = hit.header.registers[reg::EXIT_NUMBER];
@@ -243,7 +243,7 @@ fn exit_number(hit: &Hit<'_>, trace: &KnownTrace) -> Option<u16> {
     (usize::from(exit) < trace.body.snapshots.len()).then_some(exit)
 }
 
-/// Frames within the trace, checked against the frame that the trace runs in.
+/// The frames within the trace, checked against the frame in which the trace runs.
 fn fitting<M: ReadMemory>(
     memory: &M,
     vm: &Vm,
@@ -253,7 +253,7 @@ fn fitting<M: ReadMemory>(
     bottom: &FrameRecord,
 ) -> Result<OnTrace, NoTrace> {
     let Some((outermost, _)) = chain.first() else {
-        // Nothing is known but the frame on the stack, and not even that where a tail call may have replaced it.
+        // Only the frame on the stack is known, and not even that if a tail call may have replaced it.
         let frame = FrameRecord { position: NO_POSITION, ..*bottom };
         let replaced = FrameRecord { code: 0, function: 0, chunkname: 0, first_line: 0, size_bc: 0, ..frame };
         let frames = vec![if trace.calls_in_tails { replaced } else { frame }];
@@ -277,7 +277,7 @@ fn fitting<M: ReadMemory>(
     Ok(OnTrace { trace: trace.clone(), frames, certain })
 }
 
-/// Behind the end of the trace: all its frames are on the stack, and its last snapshot tells where they go on.
+/// After the end of the trace, all its frames are on the stack, and its last snapshot has their positions.
 fn at_end<M: ReadMemory>(
     memory: &M,
     layout: &VmLayout,
@@ -289,7 +289,7 @@ fn at_end<M: ReadMemory>(
     on_the_stack(trace, &chain, bottom)
 }
 
-/// The innermost frame of the stack is the innermost one of the trace, too.
+/// The case that the innermost frame of the stack is also the innermost one of the trace.
 fn on_the_stack(trace: Arc<KnownTrace>, chain: &Chain, bottom: &FrameRecord) -> Result<OnTrace, NoTrace> {
     let innermost = chain.last().filter(|(callee, _)| callee.prototype() == Some(bottom.code));
     let position = innermost.map(|(_, position)| *position).filter(|position| *position < bottom.size_bc);
@@ -297,7 +297,7 @@ fn on_the_stack(trace: Arc<KnownTrace>, chain: &Chain, bottom: &FrameRecord) -> 
     Ok(OnTrace { trace, frames: vec![frame], certain: true })
 }
 
-/// A frame as the walker of the Lua stack would have it.
+/// A frame in the form that the walker of the Lua stack gives.
 fn record<M: ReadMemory>(
     memory: &M,
     layout: &VmLayout,

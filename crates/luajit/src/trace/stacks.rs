@@ -7,13 +7,13 @@ use super::functions::Callee;
 /// Number of a call stack.
 pub type StackIndex = u32;
 
-/// A position that is not known.
+/// Stands for an unknown position.
 pub const NOWHERE: u32 = u32::MAX;
 
 /// One call stack: its innermost function, and the stack that called it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Activation {
-    /// The caller; none for the frame in which the trace runs.
+    /// The caller; [`None`] for the frame in which the trace runs.
     pub caller: Option<StackIndex>,
     /// The function.
     pub callee: Callee,
@@ -26,12 +26,12 @@ pub struct Activation {
 pub struct Stacks {
     activations: Vec<Activation>,
     known: HashMap<(Option<StackIndex>, u64, u32), StackIndex>,
-    /// How many are those of snapshots, and so are certain to occur.
+    /// How many of the stacks come from snapshots, and so are certain to occur.
     shown: usize,
 }
 
 impl Stacks {
-    /// The number of a stack. Stacks are the same if they run the same code, called from the same places.
+    /// The number of a stack. Two stacks are equal if they run the same code, called from the same places.
     pub fn intern(&mut self, caller: Option<StackIndex>, callee: Callee, call: u32) -> StackIndex {
         let code = match callee {
             Callee::Lua { prototype, .. } => prototype,
@@ -49,20 +49,20 @@ impl Stacks {
         id
     }
 
-    /// The stack of a number.
+    /// The stack with this number.
     ///
     /// # Panics
-    /// If the number is of other stacks.
+    /// If the number is not one of these stacks.
     pub fn get(&self, id: StackIndex) -> Activation {
         self.activations[id as usize]
     }
 
-    /// Notes that all stacks so far are those of snapshots, and that what comes is tried.
+    /// Notes that all stacks so far come from snapshots, and that later ones are only possible.
     pub fn are_shown(&mut self) {
         self.shown = self.activations.len();
     }
 
-    /// The stacks that `caller` calls from `call`, as snapshots show.
+    /// The stacks that snapshots show as called from `caller` at `call`.
     pub fn called_from(&self, caller: Option<StackIndex>, call: u32) -> impl Iterator<Item = (StackIndex, Callee)> {
         let is_called =
             move |(_, activation): &(usize, &Activation)| activation.caller == caller && activation.call == call;

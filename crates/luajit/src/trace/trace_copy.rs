@@ -1,4 +1,4 @@
-//! Copies of traces, which the kernel half took at the first sample of each.
+//! Copies of traces that the BPF programs made when a sample hit each trace for the first time.
 
 use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 use lj_trace_common::trace::{PIECES, TraceCopy, TraceIdentity};
@@ -6,15 +6,15 @@ use lj_trace_common::trace::{PIECES, TraceCopy, TraceIdentity};
 use crate::Trace;
 use crate::overlay::plain_at;
 
-/// A trace as it was when it was first sampled.
+/// A trace in its state at the first sample.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CopiedTrace {
-    /// Addresses and bytes.
+    /// Addresses and bytes of the pieces.
     pieces: [(u64, Vec<u8>); PIECES],
 }
 
 impl CopiedTrace {
-    /// Puts one piece to the others. An index that no piece has, and bytes that are missing, are ignored.
+    /// Adds one piece. It ignores invalid indices, and pieces with missing bytes.
     pub fn add(&mut self, copy: &TraceCopy, bytes: &[u8]) {
         let size = usize::try_from(copy.piece.size).ok();
         if let (Some(piece), Some(bytes)) =
@@ -24,18 +24,18 @@ impl CopiedTrace {
         }
     }
 
-    /// Whether all of the trace is there: its header, its code and its machine code.
+    /// Whether the copy is complete: header, intermediate code and machine code.
     pub fn is_whole(&self) -> bool {
         self.pieces[1..].iter().all(|(_, bytes)| !bytes.is_empty())
     }
 
-    /// The bytes that it takes up.
+    /// Size of the copied bytes.
     pub fn size(&self) -> usize {
         self.pieces.iter().map(|(_, bytes)| bytes.len()).sum()
     }
 }
 
-/// A copied trace, laid over the live memory.
+/// A copied trace on top of the live memory.
 pub struct Copied<'a, M> {
     /// The live memory.
     pub memory: &'a M,
@@ -53,7 +53,7 @@ impl<M: ReadMemory> ReadMemory for Copied<'_, M> {
     }
 }
 
-/// What the kernel half tells the trace by.
+/// The fields by which the BPF programs identify a trace.
 pub fn identity(trace: &Trace) -> TraceIdentity {
     TraceIdentity {
         address: trace.address,

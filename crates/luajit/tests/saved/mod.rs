@@ -1,14 +1,14 @@
-//! Saved memory of a VM: everything that reading it touched, in a small file.
+//! Saved memory of a VM: everything that was read from it, in a small file.
 //!
 //! The file is an xz stream of lines of text, then bytes:
 //! 1. `lj-trace saved memory 1`
-//! 2. the address of the main thread, that of the `global_State` (both hexadecimal), `true` with GC64, else `false`;
-//!    then the size of the interpreter's C frames as its unwind information tells it, or `-` where the VM shows it
-//!    itself: it does not where the main thread has no C frame, as in a program that runs Lua in fibers
+//! 2. the address of the main thread, the address of the `global_State` (both hexadecimal), `true` with GC64, else
+//!    `false`; then the size of the interpreter's C frames from its unwind information, or `-` where the VM shows it
+//!    itself: it does not if the main thread has no C frame, as in a program that runs Lua in fibers
 //! 3. the process's mappings, as in `/proc/PID/maps`, and an empty line
 //! 4. until the end, by address: the start of a range and its length (two little-endian `u64`), and its bytes.
 //!
-//! Only writable memory is in it: no machine code, and nothing out of files.
+//! Only writable memory is saved: no machine code, and nothing from files.
 
 #![allow(dead_code, reason = "not every test uses all of it")]
 
@@ -25,9 +25,9 @@ use lj_trace_process::Maps;
 
 const FIRST_LINE: &str = "lj-trace saved memory 1";
 
-/// Where the files are, and the script that was running.
+/// The folder with the saved files, and the script that was running.
 pub fn folder() -> PathBuf {
-    // In this package, or in that of the fuzz targets.
+    // In this package, or in the package of the fuzz targets.
     let folders =
         ["tests/saved", "../crates/luajit/tests/saved"].map(|path| Path::new(env!("CARGO_MANIFEST_DIR")).join(path));
     let [here, there] = folders;
@@ -37,18 +37,18 @@ pub fn folder() -> PathBuf {
 /// Saved memory.
 #[derive(Clone, Debug)]
 pub struct Saved {
-    /// The VM in it.
+    /// Where the VM lies in it.
     pub place: Candidate,
-    /// Size of the interpreter's C frames, where it is needed for the proof.
+    /// Size of the interpreter's C frames in bytes, if the proof needs it.
     pub cframe_size: Option<u64>,
     /// The process's mappings.
     pub maps: Maps,
-    /// Ranges by their start: none touches another one.
+    /// The ranges by their start; no two of them touch.
     ranges: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Saved {
-    /// Loads the file of this name.
+    /// Loads the file with this name.
     pub fn load(name: &str) -> Self {
         let packed = std::fs::read(folder().join(format!("{name}.xz"))).unwrap();
         let mut bytes = Vec::new();
@@ -78,7 +78,7 @@ impl Saved {
         bytes.get(usize::try_from(address - start).ok()?..)
     }
 
-    /// Changes bytes that were saved.
+    /// Changes saved bytes.
     pub fn put(&mut self, address: u64, new: &[u8]) {
         let (start, bytes) = self.ranges.range_mut(..=address).next_back().unwrap();
         bytes[(address - start) as usize..][..new.len()].copy_from_slice(new);

@@ -1,4 +1,4 @@
-//! Creates files of saved memory from a process that stands still.
+//! Creates files of saved memory from a process that does not run.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,26 +12,26 @@ use lj_trace_process::{Maps, Process, ProcessMemory};
 
 use super::{FIRST_LINE, folder, plain};
 
-/// Larger reads are caches being filled: refused, so that only what is needed is saved.
+/// The most bytes of a read. Larger reads only fill caches, and are refused, so that only needed memory is saved.
 const LARGEST: usize = 1024;
 
-/// So many objects of the collector's list are kept. The list goes on with its last one, the main thread: a VM may
-/// have thousands of objects in between that nobody asks about.
+/// How many objects of the collector's list are kept. After these, the list continues with its last object, the main
+/// thread: a VM may have thousands of objects in between that no test needs.
 const OBJECTS: usize = 64;
 
-/// Live memory that remembers what of it was read.
+/// Live memory that remembers which parts were read.
 pub struct Recorder {
     memory: ProcessMemory,
     pid: u32,
     maps: Maps,
-    /// A reference that is saved as another one than it is.
+    /// A reference that is saved with another value than it has.
     changed: Option<(u64, Vec<u8>)>,
     /// Start and end of each read.
     read: RefCell<BTreeMap<u64, u64>>,
 }
 
 impl Recorder {
-    /// Of a VM's process.
+    /// A recorder for a VM's process.
     pub fn new(process: &Process, maps: Maps, vm: &Vm) -> Self {
         let (memory, pid) = (process.memory(), process.pid());
         let mut recorder = Self { memory, pid, maps, changed: None, read: RefCell::default() };
@@ -39,7 +39,7 @@ impl Recorder {
         recorder
     }
 
-    /// Leaves out what lies in the middle of the list of objects.
+    /// Leaves out the middle of the list of objects.
     fn shorten(&mut self, vm: &Vm) {
         let gc64 = vm.layout.is_gc64();
         let mut link = field(vm.global, vm.layout.g_gc_root);
@@ -64,13 +64,13 @@ impl Recorder {
         Ok(bytes)
     }
 
-    /// Writes what was read into the file of this name; returns the size of the file.
+    /// Writes the memory that was read into the file with this name; returns the size of the file.
     pub fn save(&self, place: Candidate, cframe_size: Option<u64>, name: &str) -> usize {
         let cframe_size = cframe_size.map_or("-".to_owned(), |size| size.to_string());
         let Candidate { thread, global, gc64 } = place;
         let mut text = format!("{FIRST_LINE}\n{thread:x} {global:x} {gc64} {cframe_size}\n");
         for line in std::fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap().lines() {
-            // Where files are installed is nobody's business.
+            // Do not save where files are installed: that is private.
             let (head, path) = line.rsplit_once('/').unwrap_or((line, ""));
             let head = head.split_once('/').map_or(head, |(head, _)| head);
             writeln!(text, "{head}{}{path}", if path.is_empty() { "" } else { "/" }).unwrap();

@@ -12,7 +12,7 @@ use lj_trace_process::Maps;
 
 use super::Saved;
 
-/// All that is read of a VM.
+/// Everything that is read from a VM.
 pub struct Seen {
     pub vm: Vm,
     pub prototypes: Vec<Prototype>,
@@ -23,7 +23,7 @@ pub struct Seen {
     pub names: FunctionNames,
 }
 
-/// Reads everything.
+/// Reads everything from saved memory.
 pub fn see(saved: &Saved) -> Result<Seen, FindError> {
     let vm = prove_still(saved, &saved.maps, 1, saved.place, saved.cframe_size)?;
     Ok(see_with(saved, &saved.maps, vm))
@@ -38,12 +38,12 @@ pub fn see_with<M: ReadMemory + 'static>(memory: &M, maps: &Maps, vm: Vm) -> See
     let coroutines = heap::coroutines(memory, &vm, std::time::Duration::from_secs(20));
     let stacks = coroutines.threads.iter().map(|thread| stack(memory, &vm, &names, *thread)).collect();
     let traces = read_traces(memory, maps, &vm);
-    // What cannot be read is an error, never a panic.
+    // Unreadable memory must give an error, never a panic.
     let _ = VmStatus::read(memory, &vm);
     Seen { prototypes, stacks, complete: coroutines.complete, traces, names, vm }
 }
 
-/// The stack of a coroutine that waits.
+/// The stack of a waiting coroutine.
 pub fn stack<M: ReadMemory>(memory: &M, vm: &Vm, names: &FunctionNames, thread: u64) -> (Vec<String>, WalkEnd) {
     let layout = &vm.layout;
     let mut frames = Vec::new();
@@ -53,7 +53,7 @@ pub fn stack<M: ReadMemory>(memory: &M, vm: &Vm, names: &FunctionNames, thread: 
     let cframe: Result<u64, _> = memory.read(field(thread, layout.l_cframe));
     let (Ok(coroutine), Ok(base), Ok(cframe)) = (coroutine, base, cframe) else { return (frames, WalkEnd::NoLua) };
     let mut end = walk.start(memory, layout, &coroutine, cframe & !CFRAME_FLAGS, (base, 0), &mut memo).err();
-    // As many as the stack in the largest of builds has.
+    // As many steps as the stack has slots in the largest of builds.
     for _ in 0..1 << 20 {
         if let Some(end) = end {
             return (frames, end);

@@ -4,27 +4,27 @@ use std::io;
 
 use super::{Capabilities, Capability, permitted, set};
 
-/// What a recording needs to its end, as far as it has it: names of functions are read from the target's memory, code
-/// from the files of its mappings, also of those that come later.
+/// The capabilities that a recording needs until its end, if it has them: it reads the names of functions from the
+/// target's memory, and code from the files of its mappings, also of later ones.
 const TO_THE_END: [Capability; 3] = [Capability::SysPtrace, Capability::CheckpointRestore, Capability::DacReadSearch];
 
-/// What is kept beside that where something is still to be attached.
+/// The capabilities that are also kept while something is still to be attached.
 pub const TO_ATTACH: [Capability; 2] = [Capability::Bpf, Capability::Perfmon];
 
-/// What may turn out to be needed all the same: some kernels want `CAP_BPF` for maps that are open already, and
-/// `CAP_SYS_ADMIN` does where there is no `CAP_BPF`, or where a setting wants it for perf events.
+/// Capabilities that may turn out to be needed after all: some kernels want `CAP_BPF` for maps that are open already.
+/// `CAP_SYS_ADMIN` replaces it on kernels without `CAP_BPF`, or where a setting wants it for perf events.
 const IF_NEEDED: [Capability; 2] = [Capability::Bpf, Capability::SysAdmin];
 
-/// Gives up what is not needed once everything is attached, for this thread and those that it starts from here on; what
-/// is gone cannot come back. `more` is kept in addition. `works` says whether the recording can do what it still has to
-/// without the rest: otherwise some of that stays.
+/// Gives up the capabilities that are not needed after everything is attached, for this thread and the threads that it
+/// starts from now on; they cannot come back. `more` is kept in addition. `works` tells whether the recording can do
+/// its remaining work without the others: if not, some of them stay.
 ///
 /// # Errors
-/// What capset(2) says.
+/// The errors of capset(2).
 pub fn drop_unneeded(more: &[Capability], mut works: impl FnMut() -> bool) -> io::Result<()> {
     let had = permitted()?;
     let mut kept = Capabilities(had.0 & (Capabilities::of(&TO_THE_END).0 | Capabilities::of(more).0));
-    // In effect first: what is still permitted can be taken back.
+    // First only the effective set: a capability that is still permitted can be restored.
     set(kept, had)?;
     for needed in IF_NEEDED {
         if works() {
@@ -39,19 +39,19 @@ pub fn drop_unneeded(more: &[Capability], mut works: impl FnMut() -> bool) -> io
     Ok(())
 }
 
-/// Gives up all that this thread has but these. It allocates nothing.
+/// Gives up all capabilities of this thread but these. It allocates nothing.
 ///
 /// # Errors
-/// What capget(2) and capset(2) say.
+/// The errors of capget(2) and capset(2).
 pub fn keep_only(capabilities: Capabilities) -> io::Result<()> {
     let kept = Capabilities(permitted()?.0 & capabilities.0);
     set(kept, kept)
 }
 
-/// Gives up all that this thread has. What is gone cannot come back, unless the thread executes another program.
+/// Gives up all capabilities of this thread. They cannot come back, unless the thread executes another program.
 ///
 /// # Errors
-/// What capset(2) says.
+/// The errors of capset(2).
 pub fn give_up_all() -> io::Result<()> {
     set(Capabilities::default(), Capabilities::default())
 }
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_thread_loses_what_it_does_not_need() {
-        // Threads have capabilities of their own: the others keep theirs.
+        // Each thread has its own capabilities: the other threads keep theirs.
         let before = bits();
         let in_thread = |works: bool| {
             std::thread::spawn(move || {
@@ -90,7 +90,7 @@ mod tests {
             drop_unneeded(&[], || Capabilities::effective().has(Capability::Bpf)).unwrap();
             bits()
         });
-        // Without it nothing works, and the other one is tried as well.
+        // Without the first capability nothing works, so the other one is tried as well.
         let if_needed = if before & bpf == 0 { Capabilities::of(&IF_NEEDED).0 } else { bpf };
         assert_eq!(kept.join().unwrap(), before & (Capabilities::of(&TO_THE_END).0 | if_needed));
     }

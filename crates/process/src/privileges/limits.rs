@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// The limit that an error tells of, and how to raise it; [`None`] for other errors.
+/// The limit behind an error, and how to raise it; [`None`] for other errors.
 pub fn reached(error: &io::Error) -> Option<String> {
     let text = match error.raw_os_error()? {
         libc::EMFILE => {
@@ -32,7 +32,7 @@ pub fn reached(error: &io::Error) -> Option<String> {
     Some(text)
 }
 
-/// A limit of this process (getrlimit(2)), and what it may be raised to.
+/// A limit of this process (getrlimit(2)), and the value up to which it may be raised.
 fn limit(resource: libc::__rlimit_resource_t) -> Option<(u64, u64)> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the call fills in the structure.
@@ -40,7 +40,7 @@ fn limit(resource: libc::__rlimit_resource_t) -> Option<(u64, u64)> {
     (outcome == 0).then_some((limit.rlim_cur, limit.rlim_max))
 }
 
-/// An error with the limit that it tells of, if it does.
+/// The text of an error, with the limit behind it if there is one.
 pub fn with_limit(error: &io::Error) -> String {
     reached(error).map_or_else(|| error.to_string(), |limit| format!("{error}: {limit}"))
 }

@@ -1,5 +1,5 @@
-//! What lj-trace may do: the capabilities it has, those that are missing where the kernel refuses something, and how it
-//! gives up what it no longer needs.
+//! Privileges of lj-trace: the capabilities that it has, the missing ones where the kernel refuses something, and how
+//! it gives up those that it no longer needs.
 
 mod drop;
 pub mod limits;
@@ -34,7 +34,7 @@ pub enum Capability {
     CheckpointRestore,
 }
 
-/// How to get the capabilities that lj-trace lives on.
+/// How to give lj-trace the capabilities that it needs.
 pub const HOW_TO_GET: &str = "run as root (`sudo lj-trace ...`), or as a job of systemd (`lj-trace unit --pid N | sudo \
                               sh`, which gives it `AmbientCapabilities=CAP_BPF CAP_PERFMON CAP_SYS_PTRACE` and little \
                               else); in a container `--cap-add` for each";
@@ -55,7 +55,7 @@ impl Capability {
         }
     }
 
-    /// Its name, as everybody writes it.
+    /// Its usual name, such as `CAP_BPF`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::DacOverride => "CAP_DAC_OVERRIDE",
@@ -71,34 +71,34 @@ impl Capability {
     }
 }
 
-/// Capabilities, as the kernel counts them: a bit for each.
+/// A set of capabilities in the kernel's form: one bit for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities(u64);
 
 impl Capabilities {
-    /// Those that this thread has in effect; none if the kernel does not tell.
+    /// The effective capabilities of this thread; none if the kernel does not tell.
     pub fn effective() -> Self {
         let text = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
         let mask = text.lines().find_map(|line| line.strip_prefix("CapEff:"));
         Self(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0))
     }
 
-    /// Those with these bits.
+    /// The capabilities with these bits.
     pub const fn of_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// Their bits.
+    /// The bits of the capabilities.
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// Those that are named.
+    /// A set of these capabilities.
     pub fn of(names: &[Capability]) -> Self {
         Self(names.iter().fold(0, |bits, name| bits | 1 << name.number()))
     }
 
-    /// Whether one is there, by itself or since `CAP_SYS_ADMIN` implies it.
+    /// Whether a capability is in the set, by itself or because `CAP_SYS_ADMIN` implies it.
     pub fn has(self, capability: Capability) -> bool {
         let is_there = |capability: Capability| self.0 >> capability.number() & 1 != 0;
         let implied = matches!(capability, Capability::Bpf | Capability::Perfmon | Capability::CheckpointRestore);
@@ -124,7 +124,7 @@ struct Sets {
 /// `_LINUX_CAPABILITY_VERSION_3`; process 0 is this thread.
 const THIS_THREAD: Header = Header { version: 0x2008_0522, pid: 0 };
 
-/// Sets what this thread has in effect, and what it may have.
+/// Sets the effective and the permitted capabilities of this thread.
 fn set(effective: Capabilities, permitted: Capabilities) -> io::Result<()> {
     let half = |shift: u32| Sets {
         effective: (effective.0 >> shift) as u32,
@@ -137,7 +137,7 @@ fn set(effective: Capabilities, permitted: Capabilities) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What this thread may have.
+/// The permitted capabilities of this thread.
 fn permitted() -> io::Result<Capabilities> {
     let (mut header, mut sets) = (THIS_THREAD, [Sets::default(); 2]);
     // SAFETY: capget(2) writes the header and two sets.

@@ -3,8 +3,8 @@
 /// As `nice -n -10` does.
 const NICE: libc::c_int = -10;
 
-/// Has the scheduler prefer lj-trace to the threads that it profiles: it needs a CPU seldom and shortly, but if hundreds
-/// of busy threads come first each time, its buffers overflow. Without `CAP_SYS_NICE` all stays as it is.
+/// Makes the scheduler prefer lj-trace to the threads that it profiles. It needs a CPU seldom and briefly, but if
+/// hundreds of busy threads come first each time, its buffers overflow. Without `CAP_SYS_NICE` nothing changes.
 pub fn raise() {
     // SAFETY: both calls take plain integers, and change nothing but this process's place in the queue.
     unsafe {
@@ -14,8 +14,8 @@ pub fn raise() {
     }
 }
 
-/// Has this thread run as soon as it has something to do, whatever else the machine does: for threads that do little, sleep,
-/// and must not come late. Without `CAP_SYS_NICE` all stays as it is.
+/// Makes this thread run as soon as it has work, whatever else the machine does: for threads that do little, sleep most
+/// of the time, and must not be late. Without `CAP_SYS_NICE` nothing changes.
 pub fn come_first() {
     let first = libc::sched_param { sched_priority: 1 };
     // SAFETY: it reads the structure alone, and changes nothing but this thread's place in the queue.

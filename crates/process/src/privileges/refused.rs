@@ -2,7 +2,7 @@
 
 use super::{Capabilities, Capability, HOW_TO_GET};
 
-/// What was refused.
+/// An operation that the kernel refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Reading another process's memory.
@@ -16,7 +16,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The capabilities that it needs.
+    /// The capabilities that the operation needs.
     pub const fn needs(self) -> &'static [Capability] {
         match self {
             Self::ReadProcess => &[Capability::SysPtrace],
@@ -26,24 +26,24 @@ impl Operation {
     }
 }
 
-/// What of this system may be the reason.
+/// The state of this system that may be the reason.
 #[derive(Clone, Debug)]
 pub struct Refusal {
     capabilities: Capabilities,
     /// `/proc/self/uid_map`.
     user_namespace: String,
-    /// `kernel.yama.ptrace_scope`, where there is Yama.
+    /// `kernel.yama.ptrace_scope`, if the kernel has Yama.
     ptrace_scope: Option<i32>,
     /// `kernel.perf_event_paranoid`.
     paranoid: Option<i32>,
     /// `/sys/kernel/security/lockdown`.
     lockdown: String,
-    /// Whether a filter of system calls is on.
+    /// Whether a system call filter is active.
     seccomp: bool,
 }
 
 impl Refusal {
-    /// The state of this system.
+    /// Reads the state of this system.
     pub fn now() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let number = |name: &str| read(&format!("/proc/sys/kernel/{name}")).parse().ok();
@@ -59,8 +59,8 @@ impl Refusal {
         }
     }
 
-    /// Whether `kernel.perf_event_paranoid` is one of the values that Debian and Ubuntu have added: their kernels want
-    /// `CAP_SYS_ADMIN` for every perf event then.
+    /// Whether `kernel.perf_event_paranoid` has one of the values that Debian and Ubuntu have added: with them, their
+    /// kernels want `CAP_SYS_ADMIN` for every perf event.
     pub fn wants_admin_for_perf_events(&self) -> bool {
         self.paranoid.is_some_and(|level| level >= 3)
     }

@@ -1,4 +1,5 @@
-//! Reads files that the target's user may have made, with bounds: no file makes lj-trace hold more than a real one would.
+//! Reads files that the target's user may have made, with limits: no file makes lj-trace hold more memory than a real
+//! one would.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -12,15 +13,15 @@ use std::sync::{Mutex, PoisonError};
 
 use object::read::{ReadCache, ReadCacheOps, ReadRef};
 
-/// The most that is read of a file at a time: the symbols, notes and strings of the largest programs are smaller, and so
-/// are the debug files of any LuaJIT.
+/// The most bytes of a file that are read at a time: the symbols, notes and strings of the largest programs are
+/// smaller, and so are the debug files of any LuaJIT.
 const MOST: u64 = 128 << 20;
 
-/// Files of which more than that would have had to be read.
+/// Files that would have needed more than that.
 static REFUSED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 static REFUSALS: AtomicU64 = AtomicU64::new(0);
 
-/// The names of the files that were not read in full since they were too large: their symbols or unwind tables are missing.
+/// The names of the files that were not read in full because they were too large: their symbols or unwind tables are missing.
 pub fn refused() -> Vec<String> {
     REFUSED.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
 }
@@ -31,24 +32,24 @@ pub fn refuse(name: &str) {
     REFUSED.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
 }
 
-/// How often that happened.
+/// How often a file was not read in full.
 pub fn refusals() -> u64 {
     REFUSALS.load(Ordering::Relaxed)
 }
 
-/// A file, and what may still be read of it.
+/// A file, and how many bytes of it may still be read.
 pub struct BoundedFile<'a> {
     file: &'a File,
     cache: ReadCache<Positioned<'a>>,
     left: AtomicU64,
 }
 
-/// What readers of ELF files take.
+/// A reader for the ELF parser.
 #[derive(Clone, Copy)]
 pub struct Bounded<'a>(&'a BoundedFile<'a>);
 
-/// A file, and where in it is read next. The descriptor has a position too, but that is one for all who read the file: several
-/// threads do so at once.
+/// A file, and the position of the next read. The descriptor has a position too, but all readers of the file share it,
+/// and several threads read at once.
 struct Positioned<'a> {
     file: &'a File,
     at: u64,
@@ -56,7 +57,7 @@ struct Positioned<'a> {
 
 impl ReadCacheOps for Positioned<'_> {
     fn len(&mut self) -> Result<u64, ()> {
-        // The sandbox lets the reader ask for nothing else. The position that it moves is nobody's.
+        // The sandbox allows no other way to find the length. Nothing else uses the position that this moves.
         Seek::seek(&mut self.file, SeekFrom::End(0)).map_err(drop)
     }
 
@@ -79,12 +80,12 @@ impl ReadCacheOps for Positioned<'_> {
 }
 
 impl<'a> BoundedFile<'a> {
-    /// All of a file, up to the limit.
+    /// A whole file, up to the limit.
     pub fn new(file: &'a File) -> Self {
         Self { file, cache: ReadCache::new(Positioned { file, at: 0 }), left: AtomicU64::new(MOST) }
     }
 
-    /// To read from.
+    /// A reader for this file.
     pub fn reader(&'a self) -> Bounded<'a> {
         Bounded(self)
     }
@@ -101,7 +102,7 @@ impl<'a> BoundedFile<'a> {
 
 /// The name of an open file.
 fn name(file: &File) -> String {
-    // A reader may not look, and whoever has asked it knows the name.
+    // A reader process may not look the name up, and lj-trace, which asked it, knows the name.
     if crate::sandbox::is_reader() {
         return String::new();
     }
@@ -115,7 +116,7 @@ impl<'a> ReadRef<'a> for Bounded<'a> {
     }
 
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
-        // What goes beyond the end is no excess, but nothing at all.
+        // A read beyond the end is no excess, but an error in the file.
         if offset.checked_add(size).is_none_or(|end| self.0.cache.len().is_ok_and(|length| end > length)) {
             return Err(());
         }
@@ -124,7 +125,7 @@ impl<'a> ReadRef<'a> for Bounded<'a> {
     }
 
     fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
-        /// No name is longer.
+        /// The most bytes of a name.
         const LONGEST: u64 = 1 << 16;
         let range = range.start..range.end.min(range.start.saturating_add(LONGEST));
         let text = self.0.cache.read_bytes_at_until(range, delimiter)?;

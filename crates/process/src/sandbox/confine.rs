@@ -9,28 +9,28 @@ use seccompiler::{
 
 use crate::privileges;
 
-/// The address space that a reader may take, beside what the program itself takes: together with lj-trace's own memory
-/// this is less than 256 MB.
+/// How much address space a reader may take in addition to the program itself, in bytes: together with lj-trace's own
+/// memory this is less than 256 MB.
 pub const MEMORY: u64 = 160 << 20;
 
-/// The CPU time that a reader may take before the kernel ends it, in seconds. lj-trace waits less long for an answer, and
-/// starts another reader before one has come near.
+/// The CPU time that a reader may take before the kernel ends it, in seconds. lj-trace waits less long for an answer,
+/// and replaces a reader before its work comes near this limit.
 pub const CPU: u64 = 10;
 
 /// `nobody`, on all distributions.
 const NOBODY: u32 = 65534;
 
-/// Gives up everything that reading does not take, for good. The process must have no other threads.
+/// Gives up everything that reading does not need, for good. The process must have no other threads.
 ///
 /// # Errors
-/// What the kernel says. Then nothing must be read.
+/// If the kernel refuses a step. Then the process must read nothing.
 pub fn confine() -> io::Result<()> {
     // SAFETY: system calls with plain integers, and a name that ends with a NUL.
     unsafe {
         libc::prctl(libc::PR_SET_NAME, c"lj-trace-reader".as_ptr());
-        // Nothing but the socket and the standard streams: what else was inherited is closed.
+        // Only the socket and the standard streams stay: everything else that was inherited is closed.
         libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
-        // A stack that overflows is a crash, told apart from memory that is not there (SIGABRT).
+        // A stack overflow must look like a crash, unlike missing memory (SIGABRT).
         libc::signal(libc::SIGSEGV, libc::SIG_DFL);
         libc::signal(libc::SIGBUS, libc::SIG_DFL);
         // A service manager signals all processes of a service; this one ends when lj-trace closes the socket.
@@ -39,7 +39,7 @@ pub fn confine() -> io::Result<()> {
         }
     }
     limit(libc::RLIMIT_AS, own_size()?.saturating_add(MEMORY), 0)?;
-    // SIGXCPU says which limit it was; SIGKILL comes a second later.
+    // SIGXCPU shows that this limit was reached; SIGKILL comes a second later.
     limit(libc::RLIMIT_CPU, CPU, 1)?;
     for nothing in [libc::RLIMIT_CORE, libc::RLIMIT_FSIZE, libc::RLIMIT_NPROC] {
         limit(nothing, 0, 0)?;
@@ -47,8 +47,8 @@ pub fn confine() -> io::Result<()> {
     limit(libc::RLIMIT_NOFILE, 16, 0)?;
     // SAFETY: system calls with plain integers; the list of groups is empty.
     unsafe {
-        // Whoever may not change its identity keeps it, and can do nothing with it: see the filter. The real user stays:
-        // so lj-trace may end the reader without a capability, and processes of nobody's may not.
+        // A process that may not change its identity keeps it, but can do nothing with it: see the filter. The real user id
+        // stays, so that lj-trace may end the reader without a capability, and other processes of nobody may not.
         if libc::setgroups(0, std::ptr::null()) == 0 && libc::setresgid(NOBODY, NOBODY, NOBODY) == 0 {
             libc::setresuid(u32::MAX, NOBODY, u32::MAX);
         }
@@ -59,7 +59,7 @@ pub fn confine() -> io::Result<()> {
     filter()
 }
 
-/// Sets a limit, and so much more as what it cannot be raised beyond; never more than it was.
+/// Sets a soft limit, and `more` above it as the hard limit; never more than it was.
 fn limit(resource: libc::__rlimit_resource_t, most: u64, more: u64) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: it writes the limit.
@@ -72,14 +72,14 @@ fn limit(resource: libc::__rlimit_resource_t, most: u64, more: u64) -> io::Resul
     if unsafe { libc::setrlimit(resource, &raw const limit) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The address space that this process takes now.
+/// The size of this process's address space.
 fn own_size() -> io::Result<u64> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split_whitespace().next().and_then(|pages| pages.parse::<u64>().ok());
     Ok(pages.ok_or(io::ErrorKind::InvalidData)?.saturating_mul(4096))
 }
 
-/// Lets the kernel end this process at any system call that reading does not take.
+/// Makes the kernel end this process at any system call that reading does not need.
 fn filter() -> io::Result<()> {
     let program = program().map_err(|error| io::Error::other(error.to_string()))?;
     let filters = libc::sock_fprog {
@@ -99,14 +99,14 @@ fn filter() -> io::Result<()> {
     Ok(())
 }
 
-/// The filter: what reading takes is allowed, anything else ends the process.
+/// The filter: it allows the calls that reading needs, and ends the process at any other.
 fn program() -> Result<BpfProgram, seccompiler::Error> {
     let argument = |index, operation, value| Condition::new(index, Width::Dword, operation, value);
     let not_executable = || argument(2, Op::MaskedEq(libc::PROT_EXEC as u64), 0);
     let anonymous = libc::MAP_ANONYMOUS as u64;
     let mut rules = std::collections::BTreeMap::new();
     for always in [
-        // The files that come over the socket, and only those: none can be opened.
+        // The files that come over the socket, and no others: the filter lets none be opened.
         libc::SYS_recvmsg,
         libc::SYS_read,
         libc::SYS_pread64,
@@ -135,7 +135,7 @@ fn program() -> Result<BpfProgram, seccompiler::Error> {
         rules.insert(always, Vec::new());
     }
     rules.insert(libc::SYS_write, vec![Rule::new(vec![argument(0, Op::Le, 2)?])?]);
-    // Builds with debug assertions look whether a descriptor is open before they take it.
+    // Builds with debug assertions check that a descriptor is open before they take it.
     let is_open = argument(1, Op::Eq, libc::F_GETFD as u64)?;
     rules.insert(libc::SYS_fcntl, vec![Rule::new(vec![is_open])?]);
     let map = vec![argument(3, Op::MaskedEq(anonymous), anonymous)?, not_executable()?];
@@ -154,7 +154,7 @@ fn program() -> Result<BpfProgram, seccompiler::Error> {
 mod tests {
     use super::*;
 
-    /// Runs something in a confined child of this test; how that ended.
+    /// Runs `action` in a confined child of this test. Returns the child's wait status.
     fn confined(action: impl FnOnce()) -> i32 {
         // SAFETY: the child runs what a reader runs, with the allocator of a C library that survives fork(2).
         match unsafe { libc::fork() } {

@@ -1,12 +1,12 @@
-//! Reads files that others can have written: a separate process, the reader, parses ELF and DWARF and can do nothing else.
+//! Reads files that other users may have written: a separate process, the reader, parses ELF and DWARF and can do nothing else.
 //!
-//! A file that only root or the user of lj-trace can have written (`trust.rs`) is read by lj-trace itself, and costs nothing
-//! more. Any other one goes, as an open descriptor, to the reader: lj-trace's own program, started when the first such file
-//! is met, with little memory and time, as nobody, without capabilities, and with a filter that ends it at any system call
-//! but reading (`confine.rs`). It answers with plain tables ([`wire`]), whose lengths and order are checked here. Should it
-//! end, by a limit or whatever, then the file is noted with the [`reason`](reason::EndReason), another reader serves the other
-//! files, and the recording goes on. Unwind tables stay with the reader: it is asked for a row when one is needed, which
-//! takes some 20 µs, once for each address.
+//! If only root or the user of lj-trace can have written a file (`trust.rs`), lj-trace reads it itself, at no extra
+//! cost. Any other file goes to the reader, as an open descriptor. The reader is lj-trace's own program, started for
+//! the first such file. It has little memory and time, runs as nobody, without capabilities, and a filter ends it at
+//! any system call that reading does not need (`confine.rs`). It answers with plain tables ([`wire`]); lj-trace checks
+//! their lengths and order. If the reader ends, because of a limit or otherwise, lj-trace notes the file with the
+//! [`reason`](reason::EndReason), another reader serves the other files, and the recording goes on. Unwind tables stay
+//! with the reader: lj-trace asks it for a row when it needs one, which takes some 20 µs, once for each address.
 
 pub mod bounded;
 mod confine;
@@ -34,52 +34,52 @@ use wire::Wire;
 
 use crate::sockets;
 
-/// What the program's first argument is where it is to be a reader.
+/// First argument of the program when it is started as a reader.
 pub const ARGUMENT: &str = "read-distrusted";
 
-/// The longest that one answer may take.
+/// The longest time that one answer may take.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// How long it may take altogether until readers have been ended that came to nothing.
+/// The total time that may be lost to readers that ended without an answer. After that, no reader is started.
 const LOST: Duration = Duration::from_secs(4);
 
-/// After so much work a reader makes room for another one, whose limit of CPU time (`confine::CPU`) begins anew.
+/// After so much work a reader is replaced by another one, whose limit of CPU time (`confine::CPU`) begins anew.
 const SHIFT: Duration = Duration::from_secs(5);
 
-/// The longest answer: the symbols of the largest programs take less.
+/// The longest answer in bytes: the symbols of the largest programs take less.
 const MAX_ANSWER: u64 = 48 << 20;
 
-/// What is wanted of a file.
+/// What lj-trace asks about a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Question {
     /// Its segments and its entry point.
     Shape = 1,
-    /// What it says about its debug symbols.
+    /// The links to its debug symbols.
     Links = 2,
-    /// Its symbols, and those of a debug file if that is sent as well.
+    /// Its symbols, and those of a debug file if that is sent along.
     Symbols = 3,
     /// Whether it has an unwind table.
     HasTable = 4,
     /// The function around an address, and how to unwind from there.
     Row = 5,
-    /// The layouts of a VM that its debug information tells.
+    /// The VM layouts in its debug information.
     Layouts = 6,
-    /// The function around an address, and what its code refers to.
+    /// The function around an address, and the addresses that its code refers to.
     Code = 7,
 }
 
-/// A file that others can have written.
+/// A file that other users may have written.
 #[derive(Debug)]
 pub struct Distrusted {
     file: File,
-    /// Its name for the reader; a file that is opened again is another one.
+    /// Its number in questions to the reader. A file that is opened again gets another number.
     number: u64,
     id: FileId,
     path: String,
 }
 
-/// Whether this program serves as a reader.
+/// Whether this program can start itself as a reader.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
@@ -88,41 +88,41 @@ static READER: Mutex<ReaderState> = Mutex::new(ReaderState { reader: None, lost:
 
 struct ReaderState {
     reader: Option<Reader>,
-    /// How long was waited for readers that have ended without an answer.
+    /// Total time spent waiting for readers that ended without an answer.
     lost: Duration,
 }
 
 struct Reader {
     process: Child,
     socket: UnixStream,
-    /// How long it has worked.
+    /// How long this reader has worked.
     worked: Duration,
 }
 
 /// Whether this process is a reader.
 static IS_READER: AtomicBool = AtomicBool::new(false);
 
-/// Whether this process is a reader: it can open nothing, and look nothing up.
+/// Whether this process is a reader: a reader can open no files, and look nothing up.
 pub fn is_reader() -> bool {
     IS_READER.load(Ordering::Relaxed)
 }
 
-/// Says that this program becomes a reader when it is started with [`ARGUMENT`]. Until then all files are read by the process
-/// itself: programs that use this library, such as its tests, have no reader.
+/// Declares that this program becomes a reader when it is started with [`ARGUMENT`]. Without this call, the process
+/// itself reads all files: programs that use this library, such as its tests, have no reader.
 pub fn enable() {
     ENABLED.store(true, Ordering::Relaxed);
 }
 
 impl Distrusted {
-    /// A file at `path`, as the target sees it, if others can have written it; else the file itself.
+    /// A file at `path`, as the target sees it, if other users may have written it.
     ///
     /// # Errors
-    /// The file that may be read here.
+    /// The file itself, if this process may read it.
     pub fn new(file: File, path: &Path) -> Result<Self, File> {
         if trust::is_trusted(&file, path) { Err(file) } else { Self::always(file, path) }
     }
 
-    /// A file that is not to be believed, whoever has written it: it was fetched from elsewhere.
+    /// A file that is never trusted, whoever has written it: it was fetched from elsewhere.
     ///
     /// # Errors
     /// The file, if this program has no reader.
@@ -135,17 +135,18 @@ impl Distrusted {
         Ok(Self { file, number: NUMBERS.fetch_add(1, Ordering::Relaxed), id, path })
     }
 
-    /// The file, whose bytes nobody has checked.
+    /// The file; its contents are not checked.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Has the reader answer a question about this file; none if it cannot, which is noted ([`unread`]).
+    /// Asks the reader a question about this file. [`None`] if the reader cannot answer, which is noted ([`unread`]).
     pub fn ask<T: Wire>(&self, question: Question, address: u64) -> Option<T> {
         self.ask_of(&self.file, None, question, address)
     }
 
-    /// The same of this file together with another one, in their order: what the reader comes to is put down to this one.
+    /// Asks a question about this file together with another one, in their order. A failure of the reader is noted for
+    /// this file.
     pub fn ask_of<T: Wire>(&self, first: &File, second: Option<&File>, question: Question, address: u64) -> Option<T> {
         if reason::is_unread(self.id) {
             return None;
@@ -166,12 +167,12 @@ impl Distrusted {
 }
 
 impl ReaderState {
-    /// The answer, and whether more of the file would have had to be read than may be.
+    /// The answer, and whether the answer would have needed more of the file than may be read.
     fn answer(&mut self, words: [u64; 3], file: &File, second: Option<&File>) -> Result<(Vec<u8>, bool), EndReason> {
         if self.lost >= LOST {
             return Err(EndReason::Spent);
         }
-        // One that was killed while it had nothing to do, or that has worked for long, is no fault of this file.
+        // It is not this file's fault if the reader was killed while it was idle, or has worked for too long.
         let is_usable = |reader: &mut Reader| reader.worked < SHIFT && matches!(reader.process.try_wait(), Ok(None));
         if !self.reader.as_mut().is_some_and(is_usable) {
             self.reader = Some(Reader::start().map_err(|_| EndReason::NotStarted)?);
@@ -195,7 +196,7 @@ impl Reader {
             .arg0("lj-trace-reader")
             .arg(ARGUMENT)
             .env_clear()
-            // A Ctrl-C in the terminal is for lj-trace, which ends the reader when it needs it no more.
+            // A Ctrl-C in the terminal is meant for lj-trace, which ends the reader when it no longer needs it.
             .process_group(0)
             .stdin(Stdio::from(others))
             .stdout(Stdio::null())
@@ -204,7 +205,7 @@ impl Reader {
         Ok(Self { process, socket: UnixStream::from(own), worked: Duration::ZERO })
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a question and waits for the answer.
     fn exchange(
         &mut self,
         words: [u64; 3],
@@ -214,7 +215,7 @@ impl Reader {
     ) -> io::Result<(Vec<u8>, bool)> {
         let files = [file.as_raw_fd(), second.map_or(-1, File::as_raw_fd)];
         sockets::send(self.socket.as_raw_fd(), &words, &files[..1 + usize::from(second.is_some())])?;
-        // The length, and whether the file is too large.
+        // The length of the answer, and whether the file is too large.
         let mut head = [0; 9];
         self.read(&mut head, deadline)?;
         let length = head.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));
@@ -222,7 +223,7 @@ impl Reader {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let mut bytes = Vec::new();
-        // Room is made as it comes, not as is said that it would.
+        // Memory is allocated as the bytes arrive, not by the announced length.
         while (bytes.len() as u64) < length {
             let filled = bytes.len();
             let part = (length - filled as u64).min(1 << 20) as usize;
@@ -250,7 +251,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Why there was no answer. The reader is ended if it has not ended by itself.
+    /// Finds out why there was no answer. It ends the reader if that has not ended by itself.
     fn end(mut self, error: &io::Error) -> EndReason {
         /// A process that has closed its socket is about to end.
         const GRACE: Duration = Duration::from_millis(200);
@@ -273,7 +274,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        /// What is killed ends at once, unless the kernel reads for it from a disk that does not answer.
+        /// A killed process ends at once, unless the kernel is reading for it from a disk that does not answer.
         const PATIENCE: Duration = Duration::from_millis(200);
         let _ = self.process.kill();
         let began = Instant::now();
@@ -283,7 +284,7 @@ impl Drop for Reader {
     }
 }
 
-/// The descriptor of the socket that a reader is started with, if it is one.
+/// The descriptor of the socket that a reader is started with, if this process has one.
 fn own_socket() -> Option<OwnedFd> {
     use std::os::fd::FromRawFd as _;
     let mut kind: libc::c_int = 0;

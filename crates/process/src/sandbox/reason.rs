@@ -6,42 +6,42 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 use std::sync::{Mutex, PoisonError};
 
-/// A file by its device and its number there.
+/// A file's identity: its device and its inode number.
 pub type FileId = (u64, u64);
 
-/// What ended a reader.
+/// Why a reader ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EndReason {
-    /// It wanted more memory than it may have.
+    /// It wanted more memory than the limit allows.
     Memory,
-    /// It took longer than it may.
+    /// It took longer than the limit allows.
     Time,
-    /// It made a system call that reading does not take.
+    /// It made a system call that reading does not need.
     SystemCall,
-    /// Somebody killed it, or the kernel did since the machine has no memory left.
+    /// It was killed: by somebody, or by the kernel because the machine had no memory left.
     Killed,
-    /// It crashed, by this signal.
+    /// It crashed with this signal.
     Crashed(i32),
-    /// It met a bug of lj-trace's.
+    /// It hit a bug in lj-trace.
     Panicked,
-    /// It said what makes no sense.
+    /// Its answer made no sense.
     Nonsense,
     /// It could not be started.
     NotStarted,
-    /// It could not give up what it must.
+    /// It could not give up its privileges.
     NotConfined,
-    /// Readers that were ended before have used up the time for all of them.
+    /// Readers that ended before have used up the time for all of them.
     Spent,
 }
 
-/// What a reader exits with when it cannot give up its privileges.
+/// Exit code of a reader that cannot give up its privileges.
 pub const NOT_CONFINED: u8 = 71;
 
 impl EndReason {
-    /// By how the reader ended.
+    /// The reason, from the exit status of the reader.
     pub fn of(status: ExitStatus) -> Self {
         match (status.signal(), status.code()) {
-            // The program's allocator aborts; so does nothing else.
+            // Only the program's allocator aborts.
             (Some(libc::SIGABRT), _) => Self::Memory,
             (Some(libc::SIGXCPU), _) => Self::Time,
             (Some(libc::SIGSYS), _) => Self::SystemCall,
@@ -80,7 +80,7 @@ impl fmt::Display for EndReason {
 pub struct Unread {
     /// Its path, as the target sees it.
     pub path: String,
-    /// Why.
+    /// Why it was not read.
     pub reason: EndReason,
 }
 
@@ -97,12 +97,12 @@ pub fn unread() -> Vec<Unread> {
     UNREAD.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
 }
 
-/// Whether the reader of this file has ended before.
+/// Whether a reader of this file has ended before.
 pub(super) fn is_unread(file: FileId) -> bool {
     UNREAD.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&file)
 }
 
-/// Notes that a file is not read any more. The first reason stays.
+/// Notes that a file is not to be read any more. The first reason stays.
 pub(super) fn note(file: FileId, path: &str, reason: EndReason) {
     let mut unread = UNREAD.lock().unwrap_or_else(PoisonError::into_inner);
     unread.entry(file).or_insert_with(|| Unread { path: path.to_owned(), reason });

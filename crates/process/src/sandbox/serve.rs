@@ -10,27 +10,27 @@ use super::reason::NOT_CONFINED;
 use super::{IS_READER, bounded, confine, own_socket};
 use crate::sockets;
 
-/// What is asked of a reader.
+/// A question to a reader.
 #[derive(Debug)]
 pub struct Asked {
     /// A [`Question`](super::Question) as a number.
     pub question: u64,
-    /// The file's number: one that is opened again is another one.
+    /// The file's number: a file that is opened again gets another number.
     pub number: u64,
-    /// The address that it is about, if it is about one.
+    /// The address in question, for questions about an address.
     pub address: u64,
     /// The file.
     pub first: File,
-    /// Another one that belongs to it.
+    /// Another file that belongs to it.
     pub second: Option<File>,
 }
 
-/// Serves as a reader: to be called before the process has threads. `answer` appends what it has to say, as
-/// [`Wire`](super::wire::Wire) has it. Ends when the socket on standard input is closed; [`None`] if there is no socket, since
-/// lj-trace has not started this.
+/// Serves as a reader. Call it before the process has threads. `answer` appends its result in the form of
+/// [`Wire`](super::wire::Wire). Returns when the socket on standard input is closed; [`None`] if there is no socket,
+/// because lj-trace has not started this process.
 pub fn serve(mut answer: impl FnMut(Asked, &mut Vec<u8>)) -> Option<ExitCode> {
     let socket = own_socket()?;
-    // The text would go nowhere; the exit code says that there was one.
+    // The panic message would go nowhere; the exit code shows that there was a panic.
     std::panic::set_hook(Box::new(|_| {}));
     IS_READER.store(true, Ordering::Relaxed);
     if confine::confine().is_err() {
@@ -57,5 +57,5 @@ pub fn serve(mut answer: impl FnMut(Asked, &mut Vec<u8>)) -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
-/// Before an answer: its length, and whether the file is too large.
+/// Size of the head of an answer in bytes: the answer's length, and whether the file is too large.
 const HEAD: usize = 9;

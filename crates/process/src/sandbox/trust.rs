@@ -1,16 +1,18 @@
-//! Decides whom a file belongs to. lj-trace itself reads files that only root, or its own user, can have written.
+//! Decides whether a file is trusted. lj-trace itself reads only files that nobody but root, or its own user, can have written.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path};
 
-/// Permission bits: to write for others than the owner, and the one that keeps them from replacing what is not theirs.
+/// Permission bits: write permission for others than the owner, and the sticky bit, which keeps users from replacing files
+/// that are not theirs.
 const WRITE_OF_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// Whether nobody but root and the user who runs lj-trace can have written `file`: it is the one that this system (not the
-/// target's root, which may be a container's) has at `path`, and neither it nor any folder on the way is anybody else's, or
-/// writable for others. A folder like `/tmp`, where everybody may add what is his own, is as good as one of root's.
+/// Whether nobody but root and the user who runs lj-trace can have written `file`. It must be the file at `path` of
+/// this system (not of the target's root, which may be a container's). The file and each folder on the way must belong
+/// to nobody else, and must not be writable for others. A folder like `/tmp`, where all users may add only their own
+/// files, counts as one of root's.
 pub fn is_trusted(file: &File, path: &Path) -> bool {
     // SAFETY: it takes nothing and cannot fail.
     let own = unsafe { libc::geteuid() };

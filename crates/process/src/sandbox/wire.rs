@@ -1,20 +1,20 @@
-//! A reader's answers as bytes: fixed-width little-endian numbers, and lists with a length in front. The receiver trusts
-//! none of it: whatever does not fit is dropped.
+//! A reader's answers as bytes: fixed-width little-endian numbers, and lists with a length in front. The receiver
+//! trusts none of it: it drops any answer that does not fit.
 
 use lj_trace_common::arch::Register;
 
-/// Bytes that a value is taken from.
+/// The bytes that are left to take values from.
 pub type Bytes<'a> = &'a [u8];
 
-/// A value that can be sent.
+/// A value that can be sent as bytes.
 pub trait Wire: Sized {
-    /// Appends it.
+    /// Appends the value to `out`.
     fn put(&self, out: &mut Vec<u8>);
-    /// Takes it from the beginning of the bytes; none if they do not hold one.
+    /// Takes a value from the beginning of the bytes; [`None`] if they do not hold one.
     fn take(from: &mut Bytes<'_>) -> Option<Self>;
 }
 
-/// A value of all of these bytes; none if they are anything else.
+/// Parses a value that takes up all of these bytes; [`None`] if they do not hold exactly one.
 pub fn parse<T: Wire>(mut bytes: Bytes<'_>) -> Option<T> {
     let value = T::take(&mut bytes)?;
     bytes.is_empty().then_some(value)
@@ -97,7 +97,7 @@ impl<T: Wire> Wire for Vec<T> {
 
     fn take(from: &mut Bytes<'_>) -> Option<Self> {
         let count = u64::take(from)?;
-        // Each value is a byte at least: a length cannot claim more memory than what was sent is worth.
+        // Each value takes at least one byte: a length must not claim more memory than what was sent.
         if count > from.len() as u64 {
             return None;
         }

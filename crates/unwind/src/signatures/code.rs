@@ -1,5 +1,5 @@
-//! The features of a compiled function: the functions it calls, in order, those whose addresses it takes, and its
-//! constants.
+//! The features of a compiled function: the functions that it calls, in order, the functions whose addresses it takes,
+//! and its constants.
 
 use lj_trace_process::sandbox::Question;
 use lj_trace_process::sandbox::wire::{Bytes, Wire};
@@ -13,20 +13,20 @@ use crate::module::{Image, Module, WithReader};
 use crate::references::References;
 use crate::table::UnwindTable;
 
-/// The largest functions of LuaJIT have some 30 KB, the interpreter among them.
+/// The most bytes of a function: the largest ones of LuaJIT have some 30 KB, the interpreter among them.
 const MAX_CODE: u64 = 64 << 10;
 
-/// `lj_opt_fold` and what is like it call some hundred; longer lists are cut.
+/// The most references of a function: `lj_opt_fold` and functions like it have some hundred calls; longer lists are cut.
 const MAX_REFERENCES: usize = 1024;
 
-/// A function of a file. All addresses are the file's own.
+/// A function of a file. All addresses are as in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionReferences {
     /// First address.
     pub start: u64,
     /// First address after it.
     pub end: u64,
-    /// Its references; of the addresses only those where a function begins.
+    /// Its references; addresses are included only if a function begins there.
     pub references: References,
 }
 
@@ -42,7 +42,7 @@ impl FunctionReferences {
         }
     }
 
-    /// Reads it: for whoever may take this file apart.
+    /// Reads the function, for a process that may parse this file.
     pub fn read(image: &Image, table: &UnwindTable, address: u64) -> Option<Self> {
         let range = table.function(address)?;
         let length = range.end.checked_sub(range.start).filter(|length| *length <= MAX_CODE)?;

@@ -1,55 +1,55 @@
 //! How well a function fits a name: the evidence for and against.
 //!
-//! What a function is called by, what it calls and what numbers it has are witnesses. One that is rare says more: each counts by the
-//! logarithm of how rare it is among the signatures. What is to be expected and is not there, and what is there and was never seen,
-//! speaks against it.
+//! The witnesses of a function are its callers, its callees and its constants. A rare witness says more: each counts by
+//! the logarithm of its rarity among the signatures. A witness that is expected but missing, and one that was never
+//! seen with the name, speak against the name.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::table::{Element, NameId, SignatureTable};
 
-/// What is known of the names, in the form in which it is asked for.
+/// The data of the signature table, indexed for lookups.
 #[derive(Debug)]
 pub struct Expectations {
-    /// By name: what a function of it refers to, and in which part of the builds.
+    /// For each name, the names that its function refers to, each with the share of builds in which it does.
     callees: Vec<BTreeMap<NameId, f32>>,
-    /// The same the other way round.
+    /// For each name, the names that refer to its function, in the same form.
     callers: Vec<BTreeMap<NameId, f32>>,
     constants: Vec<BTreeMap<u32, f32>>,
-    /// How much it says that a function refers to this name, is referred to by it, or has this number.
+    /// For each name or constant, how much it says as a callee, as a caller, or as a constant.
     callee_weights: Vec<f32>,
     caller_weights: Vec<f32>,
     constant_weights: HashMap<u32, f32>,
 }
 
-/// What has to speak for a name: two witnesses, each of which one name in 150 has, or more that say less. This and what follows was
-/// set by builds that no signature was learned from (docs/symbols.md).
+/// The least evidence for a name: two witnesses that occur with one name in 150 each, or more witnesses that say less.
+/// This and the next values were chosen with builds from which no signature was learned (docs/symbols.md).
 const ENOUGH: f32 = 10.0;
 
-/// What has to if witnesses have said already where exactly they refer to it.
+/// The least evidence if witnesses have already said where exactly they refer to the function.
 const ENOUGH_TO_CONFIRM: f32 = 4.0;
 
-/// What may speak against a name, as a part of what speaks for it: compilers make some calls a part of the caller.
+/// The most evidence against a name, as a share of the evidence for it: compilers inline some calls into the caller.
 const MOST_AGAINST: f32 = 0.4;
 
-/// How far the next name must be behind.
+/// How far the evidence for the second-best name must be behind.
 pub const MARGIN: f32 = 8.0;
 
-/// What speaks for a name, and against it.
+/// The evidence for and against a name.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SignatureEvidence {
-    /// For it.
+    /// Evidence for the name.
     pub for_it: f32,
-    /// Against it.
+    /// Evidence against the name.
     pub against: f32,
-    /// How many witnesses speak for it.
+    /// How many witnesses speak for the name.
     pub witnesses: usize,
-    /// How many of these refer to it.
+    /// How many of these witnesses refer to the function.
     pub referrers: usize,
 }
 
 impl SignatureEvidence {
-    /// Whether it suffices for a name.
+    /// Whether the evidence suffices to give the name.
     pub fn is_clear(&self) -> bool {
         self.referrers >= 1
             && self.witnesses >= 2
@@ -57,12 +57,12 @@ impl SignatureEvidence {
             && self.against <= self.for_it * MOST_AGAINST
     }
 
-    /// Whether it confirms a name that other witnesses have given.
+    /// Whether the evidence confirms a name that other witnesses have given.
     pub fn confirms(&self) -> bool {
         self.for_it >= ENOUGH_TO_CONFIRM && self.against <= self.for_it * MOST_AGAINST
     }
 
-    /// What remains.
+    /// Evidence for the name minus evidence against it.
     pub fn balance(&self) -> f32 {
         self.for_it - self.against
     }
@@ -76,7 +76,7 @@ impl SignatureEvidence {
         }
     }
 
-    /// One kind of witnesses: what is seen, what is expected, and whether it could be seen if it were there.
+    /// Compares one kind of witnesses: what is seen, what is expected, and whether an expected one could be seen at all.
     fn compare<T: Ord + Copy>(
         &mut self,
         seen: &BTreeSet<T>,
@@ -95,19 +95,19 @@ impl SignatureEvidence {
     }
 }
 
-/// What is seen of a function: names of those that call it and that it calls, as far as they are known, and its numbers.
+/// What is seen of a function: the known names of its callers and callees, and its constants.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Who refers to it.
+    /// Names of functions that refer to it.
     pub callers: BTreeSet<NameId>,
-    /// What it refers to.
+    /// Names of functions that it refers to.
     pub callees: BTreeSet<NameId>,
-    /// Its numbers.
+    /// Its constants.
     pub constants: BTreeSet<u32>,
 }
 
 impl Expectations {
-    /// Of all names of a table.
+    /// The expectations for all names of a table.
     pub fn of(table: &SignatureTable) -> Self {
         let count = table.len();
         let mut callees = vec![BTreeMap::new(); count];
@@ -144,12 +144,12 @@ impl Expectations {
         self.callees.get(usize::from(name)).into_iter().flat_map(|callees| callees.keys().copied())
     }
 
-    /// The names of those that refer to it.
+    /// The names of functions that refer to it.
     pub fn callers(&self, name: NameId) -> impl Iterator<Item = NameId> {
         self.callers.get(usize::from(name)).into_iter().flat_map(|callers| callers.keys().copied())
     }
 
-    /// How well what is seen of a function fits a name. `is_located` tells of which names the functions are known.
+    /// How well the observations fit a name. `is_located` tells whether the function of a name is known.
     pub fn judge(&self, seen: &Seen, name: NameId, is_located: impl Fn(NameId) -> bool) -> SignatureEvidence {
         let index = usize::from(name);
         let mut evidence = SignatureEvidence::default();
@@ -162,14 +162,14 @@ impl Expectations {
         evidence.compare(&seen.callees, callees, |name| weight(&self.callee_weights, name), &is_located);
         evidence.compare(&seen.callers, callers, |name| weight(&self.caller_weights, name), &is_located);
         evidence.referrers = seen.callers.iter().filter(|caller| callers.contains_key(caller)).count();
-        // Numbers that no signature has say little: structures have other sizes in each build.
+        // Constants that no signature has say little: structures have other sizes in each build.
         let rare = |constant| self.constant_weights.get(&constant).copied().unwrap_or(1.0);
         evidence.compare(&seen.constants, constants, rare, |_| true);
         evidence
     }
 }
 
-/// In which part of the lists each item is.
+/// For each item, the share of the lists that contain it.
 fn parts<T, K: Ord + Copy>(lists: &BTreeSet<Vec<T>>, key: impl Fn(&T) -> Option<K>) -> BTreeMap<K, f32> {
     let mut parts = BTreeMap::new();
     let part = 1.0 / lists.len().max(1) as f32;

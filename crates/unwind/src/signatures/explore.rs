@@ -1,4 +1,4 @@
-//! Explores the functions of a LuaJIT in a file: it starts with those that are certain, and follows what they refer to.
+//! Explores the functions of a LuaJIT in a file: it starts with those that are certain, and follows their references.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -7,28 +7,28 @@ use super::table::{INTERPRETER, NameId, SignatureTable};
 use crate::module::Module;
 use crate::references::References;
 
-/// Functions that are looked at: LuaJIT has some thousand. In a file that has more, those that are further away have no names.
+/// The most functions that are read: LuaJIT has some thousand. If a file has more, the most distant ones get no names.
 const MAX_FUNCTIONS: usize = 4096;
 
-/// A symbol's name, and the file's own address of it.
+/// A symbol's name, and its address in the file.
 pub type NamedAddress<'a> = (&'a str, u64);
 
-/// The functions of a file, and what is certain of them.
+/// The functions of a file, and what is certain about them.
 #[derive(Debug, Default)]
 pub struct Program {
-    /// By their first addresses.
+    /// Functions by their first addresses.
     pub functions: BTreeMap<u64, FunctionReferences>,
     /// Where the interpreter begins.
     pub interpreter: u64,
     /// Functions whose names are certain.
     pub certain: HashMap<u64, NameId>,
-    /// Addresses that are no function of LuaJIT's, and stubs of functions that are.
+    /// Addresses that belong to no function of LuaJIT, and stubs of functions that do.
     pub stubs: HashMap<u64, Option<NameId>>,
 }
 
 impl Program {
-    /// The functions of a module that can be reached from its symbols, from the interpreter that begins at `interpreter`, and from
-    /// functions whose symbols are known otherwise. All addresses are the file's own.
+    /// The functions of a module that can be reached from its symbols, from the interpreter that begins at
+    /// `interpreter`, and from functions that are known otherwise. All addresses are as in the file.
     pub fn explore<'a>(
         module: &Module,
         symbols: impl IntoIterator<Item = NamedAddress<'a>>,
@@ -57,7 +57,7 @@ impl Program {
     fn visit(&mut self, module: &Module) {
         let mut waiting: VecDeque<u64> = self.certain.keys().copied().collect();
         waiting.make_contiguous().sort_unstable();
-        // What begins at an address, and what does not.
+        // Whether a function begins at an address that was examined.
         let mut looked_at: HashMap<u64, bool> = HashMap::new();
         let mut left = MAX_FUNCTIONS;
         while let Some(address) = waiting.pop_front() {
@@ -74,7 +74,7 @@ impl Program {
                 self.functions.insert(address, function);
             }
         }
-        // A jump into the middle of something is no call: it leads to a part of the function itself, which is elsewhere.
+        // A jump into the middle of a function is no call: it leads to a part of the same function that lies elsewhere.
         let is_whole =
             |address: &u64| self.stubs.contains_key(address) || looked_at.get(address).copied().unwrap_or(true);
         for function in self.functions.values_mut() {

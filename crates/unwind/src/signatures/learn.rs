@@ -6,7 +6,7 @@ use super::explore::{NamedAddress, Program};
 use super::table::{Element, INTERPRETER, SignatureTable};
 use crate::module::Module;
 
-/// Functions of programs and of their start, which are not LuaJIT's.
+/// Functions of programs and of their startup code, which do not belong to LuaJIT.
 const FOREIGN: [&str; 16] = [
     "main",
     "pmain",
@@ -26,20 +26,20 @@ const FOREIGN: [&str; 16] = [
     "loadline",
 ];
 
-/// Where the interpreter begins: both symbols have the same address, and one of them is kept.
+/// Symbols at the beginning of the interpreter: both have the same address, and files keep one of them.
 const INTERPRETER_SYMBOLS: [&str; 2] = [INTERPRETER, "lj_BC_ISLT"];
 
-/// Where the interpreter begins, by the symbols.
+/// The beginning of the interpreter, from the symbols.
 pub fn interpreter_of(symbols: &[NamedAddress<'_>]) -> Option<u64> {
     symbols.iter().find(|(name, _)| INTERPRETER_SYMBOLS.contains(name)).map(|(_, address)| *address)
 }
 
-/// Whether a symbol is of a place in the interpreter.
+/// Whether a symbol names a place in the interpreter.
 fn is_in_interpreter(name: &str) -> bool {
     name != "lj_vm_ffi_call" && ["lj_BC_", "lj_vm_", "lj_ff_", "lj_cont_"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Adds what a module's functions refer to, by its symbols, to a table.
+/// Adds the references of a module's functions, named by its symbols, to a table.
 pub fn learn(table: &mut SignatureTable, module: &Module, symbols: &[NamedAddress<'_>]) {
     let mut names: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for &(name, address) in symbols {
@@ -79,7 +79,8 @@ pub fn learn(table: &mut SignatureTable, module: &Module, symbols: &[NamedAddres
     }
 }
 
-/// Adds what an interpreter calls, in order, to a table: its assembler code is no compiler's, so it needs no build of the whole.
+/// Adds the calls of an interpreter, in order, to a table. No compiler has made its assembler code, so this needs no
+/// whole build.
 pub fn learn_interpreter<'a>(table: &mut SignatureTable, calls: impl Iterator<Item = &'a str>) {
     let calls: Vec<Element> = calls.map(|name| table.id(name)).collect();
     if let Some(signature) = table.id(INTERPRETER).and_then(|id| table.signature_mut(id)) {
@@ -87,7 +88,7 @@ pub fn learn_interpreter<'a>(table: &mut SignatureTable, calls: impl Iterator<It
     }
 }
 
-/// The name of a function without the numbers that a compiler gives to copies; none of a cold part, which is no function.
+/// The name of a function without the numbers that a compiler gives to copies; [`None`] for a cold part, which is no function.
 fn plain(name: &str) -> Option<String> {
     if name.contains(".cold") {
         return None;

@@ -1,9 +1,9 @@
 //! Names functions by what they refer to and by what refers to them.
 //!
-//! It begins with functions whose names are certain. A function of a known name whose list of calls is one that its name has in
-//! the table tells what the functions that it calls are named: it is a witness of that. So it goes on from function to function. A name is given
-//! where at least two witnesses agree and none says anything else, and to no more than one function. What a function
-//! calls itself is a witness as well, and has to agree in any case.
+//! It starts with functions whose names are certain. If the list of calls of a named function equals a list that its name has
+//! in the table, the table names the functions that it calls: the function is a witness for these names. So the matcher goes on
+//! from function to function. It gives a name if at least two witnesses agree and none says anything else, and to no more than
+//! one function. A function's own calls are a witness as well, and must agree in any case.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,32 +13,32 @@ use super::explore::Program;
 use super::table::{Element, NameId, Signature, SignatureTable};
 use crate::references::References;
 
-/// Each round names at least one function, or is the last one; more are not needed by any build.
+/// The most rounds: each round names at least one function, or is the last one. No build needs more.
 const MAX_ROUNDS: usize = 64;
 
-/// What is known of the target of a reference before anything is named.
+/// What is known about the target of a reference before anything is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A function whose name is certain.
     Named(NameId),
-    /// A function of something else.
+    /// A function that does not belong to LuaJIT.
     Foreign,
-    /// A function of which nothing is known.
+    /// A function about which nothing is known.
     Unknown(u64),
 }
 
-/// What the witnesses have said of one function.
+/// What the witnesses say about one function.
 #[derive(Debug, Default)]
 struct Heard {
-    /// Who has named it so.
+    /// For each name, the witnesses that gave it.
     names: BTreeMap<Element, BTreeSet<u64>>,
-    /// Whether a witness had several names for it.
+    /// Whether a witness gave several names.
     is_contested: bool,
 }
 
 struct Matcher<'a> {
     expectations: Expectations,
-    /// By function: who refers to it.
+    /// For each function, the functions that refer to it.
     referrers: BTreeMap<u64, BTreeSet<u64>>,
     table: &'a SignatureTable,
     program: &'a Program,
@@ -46,13 +46,13 @@ struct Matcher<'a> {
     addresses: HashMap<NameId, u64>,
     /// Where the interpreter begins.
     interpreter: u64,
-    /// What was said of each function when last something around it was named.
+    /// The evidence for each function at the time of the last change around it.
     judged: BTreeMap<u64, Vec<(NameId, SignatureEvidence)>>,
-    /// Functions around which something was named since.
+    /// Functions with a newly named function around them since.
     changed: BTreeSet<u64>,
 }
 
-/// The names of functions that have none for certain.
+/// The names of functions whose names are not certain from the start.
 pub fn names(table: &SignatureTable, program: &Program) -> BTreeMap<u64, NameId> {
     let mut matcher = Matcher {
         expectations: Expectations::of(table),
@@ -72,7 +72,7 @@ pub fn names(table: &SignatureTable, program: &Program) -> BTreeMap<u64, NameId>
             break;
         }
     }
-    // What was named last may contradict what was named first.
+    // Later names may contradict earlier ones.
     for _ in 0..MAX_ROUNDS {
         if !matcher.take_back() {
             break;
@@ -92,7 +92,7 @@ impl Matcher<'_> {
         }
     }
 
-    /// Names functions; whether there were any.
+    /// Names functions by their witnesses. Returns whether it named any.
     fn round(&mut self) -> bool {
         let heard = self.hear();
         let mut claims: BTreeMap<NameId, Vec<u64>> = BTreeMap::new();
@@ -111,7 +111,7 @@ impl Matcher<'_> {
         found
     }
 
-    /// Names functions by all that is seen of them; whether there were any.
+    /// Names functions by all evidence. Returns whether it named any.
     fn weigh(&mut self) -> bool {
         for address in std::mem::take(&mut self.changed) {
             let judged = self.program.functions.get(&address).filter(|_| !self.names.contains_key(&address));
@@ -130,7 +130,7 @@ impl Matcher<'_> {
         let mut chosen = Vec::new();
         for (&address, judged) in &self.judged {
             for (id, evidence) in judged.iter().filter(|(id, _)| free(self, address, *id)) {
-                // What is not called from other files looks like whoever it has become a part of.
+                // A function that is not called from other files may have been inlined: then it looks like its caller.
                 if !evidence.is_clear() || !self.table.may_be_given(*id) || !self.table.is_shared(*id) {
                     continue;
                 }
@@ -151,14 +151,14 @@ impl Matcher<'_> {
     fn give(&mut self, address: u64, id: NameId) {
         self.names.insert(address, id);
         self.addresses.insert(id, address);
-        // What its neighbours show is more by it.
+        // The new name adds evidence for its neighbours.
         self.changed.extend(self.referrers.get(&address).into_iter().flatten());
         if let Some(function) = self.program.functions.get(&address) {
             self.changed.extend(function.references.calls.iter().chain(&function.references.addresses));
         }
     }
 
-    /// The names that a function may have, and what is said of each.
+    /// The names that a function may have, with the evidence for each.
     fn judge(&self, address: u64, function: &FunctionReferences) -> Vec<(NameId, SignatureEvidence)> {
         let seen = self.seen(address, function);
         let is_located = |name| self.addresses.contains_key(&name);
@@ -184,7 +184,7 @@ impl Matcher<'_> {
         }
     }
 
-    /// The names that may be meant: those that a function calls that is seen to call it, or that call what it calls.
+    /// The possible names: callees of the function's known callers, and callers of its known callees.
     fn candidates(&self, seen: &Seen) -> BTreeSet<NameId> {
         let callees = seen.callers.iter().flat_map(|caller| self.expectations.callees(*caller));
         let callers = seen.callees.iter().flat_map(|callee| self.expectations.callers(*callee));
@@ -192,7 +192,7 @@ impl Matcher<'_> {
         callees.chain(callers).filter(is_free).collect()
     }
 
-    /// Takes names back that are not supported any more; whether there were any.
+    /// Takes back names that are no longer supported. Returns whether there were any.
     fn take_back(&mut self) -> bool {
         let given: Vec<(u64, NameId)> = self
             .names
@@ -202,7 +202,7 @@ impl Matcher<'_> {
             .collect();
         let mut wrong = Vec::new();
         for (address, id) in given {
-            // As if it had no name: is it what would be given to it?
+            // Judge the function as if it had no name: would it get the same one?
             self.names.remove(&address);
             self.addresses.remove(&id);
             let heard = self.hear_of(address);
@@ -249,7 +249,7 @@ impl Matcher<'_> {
         all.remove(&address).unwrap_or_default()
     }
 
-    /// Adds what one function says of those that it refers to.
+    /// Adds what one function says about the functions that it refers to.
     fn listen(&self, witness: u64, all: &mut BTreeMap<u64, Heard>) {
         let Some(function) = self.program.functions.get(&witness) else { return };
         let Some(signature) = self.names.get(&witness).and_then(|id| self.table.signature(*id)) else { return };
@@ -271,7 +271,7 @@ impl Matcher<'_> {
         }
     }
 
-    /// What the unknown ones among the references are if these are the references of a list; none if they are not.
+    /// The meaning of each unknown reference if `found` is this list of references; [`None`] if it is not.
     fn align(&self, found: &[u64], list: &[Element]) -> Option<HashMap<u64, Element>> {
         if found.len() != list.len() {
             return None;
@@ -283,7 +283,7 @@ impl Matcher<'_> {
                 (Target::Named(id), Some(wanted)) if id == wanted => {}
                 (Target::Foreign, None) => {}
                 (Target::Unknown(address), element) => {
-                    // One address is one function, and one name is one address.
+                    // One address is one function, and one name has one address.
                     if *meant.entry(address).or_insert(element) != element {
                         return None;
                     }
@@ -299,7 +299,7 @@ impl Matcher<'_> {
         Some(meant)
     }
 
-    /// The name of a function, if what was heard of it suffices.
+    /// The name of a function, if the witnesses suffice.
     fn verdict(&self, address: u64, heard: &Heard) -> Option<NameId> {
         let [(Some(id), callers)] = heard.names.iter().collect::<Vec<_>>()[..] else { return None };
         let signature = self.table.signature(*id)?;
@@ -309,7 +309,7 @@ impl Matcher<'_> {
         let function = self.program.functions.get(&address)?;
         let judged = self.judge(address, function);
         let (_, evidence) = judged.iter().find(|(judged, _)| judged == id)?;
-        // The interpreter's code is the same with every compiler, and its whole list of calls fits.
+        // The interpreter's code is the same with every compiler, and its whole list of calls matched.
         let is_shared = self.table.is_shared(*id);
         if is_shared && callers.contains(&self.interpreter) && !signature.is_ambiguous {
             return (evidence.balance() >= 0.0).then_some(*id);
@@ -321,13 +321,13 @@ impl Matcher<'_> {
         if !suffices || !self.table.may_be_given(*id) {
             return None;
         }
-        // Two functions whose calls have changed places would get each other's names.
+        // Two functions whose calls were swapped would get each other's names.
         let is_best = judged.iter().all(|(other, found)| other == id || found.balance() < evidence.balance());
         (is_best && evidence.confirms()).then_some(*id)
     }
 
-    /// What a function's own code says of its being what this signature is of: none that it is not, else how many witnesses that is
-    /// worth.
+    /// Whether a function's own code fits this signature: [`None`] if it does not, else the number of witnesses that
+    /// this is worth.
     fn own(&self, function: &FunctionReferences, signature: &Signature) -> Option<usize> {
         let References { calls, addresses, constants } = &function.references;
         let fits =

@@ -1,7 +1,7 @@
 //! Names LuaJIT's own functions in files without symbols, by what they call and what calls them.
 //!
-//! A stripped program keeps the places of its functions (`.eh_frame`), and its calls. Who calls whom, in which order, is LuaJIT's
-//! source's doing more than the compiler's.
+//! A stripped program keeps the places of its functions (`.eh_frame`), and its calls. Which function calls which, and
+//! in which order, depends more on LuaJIT's source than on the compiler.
 
 mod code;
 mod evidence;

@@ -1,9 +1,9 @@
-//! The known signatures: what each function of LuaJIT refers to in the builds that were examined.
+//! The known signatures: what each function of LuaJIT refers to in the examined builds.
 //!
-//! The text has a line for each name: the name, and separated by tabs its lists of calls, of addresses and of constants, as each
-//! build has them (separated by `;`, the same list once). A function is the number of its line, from 0 on; `-` is one that is not
-//! LuaJIT's. Before a name stands `!` if some build has several functions of this name, and before that `~` if functions of other
-//! names look like it in some build.
+//! The text has a line for each name: the name, and separated by tabs its lists of calls, of addresses and of
+//! constants, one for each build (separated by `;`, equal lists once). A number in a list is the line of a function,
+//! from 0 on; `-` is a function that does not belong to LuaJIT. A `!` before the name says that some build has several
+//! functions of this name. A `~` before that says that functions of other names look the same in some build.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -11,10 +11,10 @@ use std::sync::OnceLock;
 
 use crate::arch::SIGNATURES;
 
-/// A name: its line in the table.
+/// A name: the number of its line in the table.
 pub type NameId = u16;
 
-/// What a function refers to: another one of LuaJIT's, or something else.
+/// A function in a list of references: one of LuaJIT's, or another one.
 pub type Element = Option<NameId>;
 
 /// The name of the interpreter's code, which has no symbol of its own.
@@ -23,15 +23,15 @@ pub const INTERPRETER: &str = "lj_vm_asm_begin";
 /// The signatures of one name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Signature {
-    /// The calls, as each build has them.
+    /// The lists of calls, one for each build.
     pub calls: BTreeSet<Vec<Element>>,
-    /// The addresses.
+    /// The lists of addresses, one for each build.
     pub addresses: BTreeSet<Vec<Element>>,
-    /// The constants.
+    /// The lists of constants, one for each build.
     pub constants: BTreeSet<Vec<u32>>,
     /// How many builds have a function of this name.
     pub builds: u16,
-    /// Whether some build has several functions of this name: none of them can be told by it.
+    /// Whether some build has several functions of this name: then no function can be given this name.
     pub is_ambiguous: bool,
 }
 
@@ -40,13 +40,13 @@ pub struct Signature {
 pub struct SignatureTable {
     names: Vec<String>,
     by_name: HashMap<String, NameId>,
-    /// Names whose functions look alike in some builds.
+    /// Names whose functions look the same in some builds.
     alike: BTreeSet<NameId>,
     signatures: Vec<Signature>,
 }
 
 impl SignatureTable {
-    /// The one that is built in.
+    /// The table that is built into the program.
     pub fn built_in() -> &'static Self {
         static TABLE: OnceLock<SignatureTable> = OnceLock::new();
         TABLE.get_or_init(|| Self::parse(SIGNATURES).unwrap_or_default())
@@ -57,7 +57,7 @@ impl SignatureTable {
         self.names.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no names.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
@@ -67,17 +67,17 @@ impl SignatureTable {
         self.by_name.get(name).copied()
     }
 
-    /// The name of a number.
+    /// The name with this number.
     pub fn name(&self, id: NameId) -> &str {
         self.names.get(usize::from(id)).map_or("", String::as_str)
     }
 
-    /// What is known of a name.
+    /// What is known about a name.
     pub fn signature(&self, id: NameId) -> Option<&Signature> {
         self.signatures.get(usize::from(id))
     }
 
-    /// The number of a name that gets one if it has none; none of more names than there can be.
+    /// The number of a name, which gets one if it has none; [`None`] if all numbers are in use.
     pub fn intern(&mut self, name: &str) -> Option<NameId> {
         if let Some(id) = self.id(name) {
             return Some(id);
@@ -91,21 +91,21 @@ impl SignatureTable {
 
     /// Whether functions may be given this name.
     ///
-    /// Names of several functions tell none. What is not called from other files may have become a part of its caller, which
-    /// then looks as it does: so such a function must have been one in every build.
+    /// A name of several functions identifies none of them. A function that is not called from other files may have
+    /// been inlined into its caller, which then looks like it: so such a function must have existed in every build.
     pub fn may_be_given(&self, id: NameId) -> bool {
         let Some(signature) = self.signature(id) else { return false };
         let builds = self.id(INTERPRETER).and_then(|id| self.signature(id)).map_or(0, |signature| signature.builds);
         !signature.is_ambiguous && !self.alike.contains(&id) && (self.is_shared(id) || signature.builds >= builds)
     }
 
-    /// Whether functions of this name are called from other files of LuaJIT's: so they are there in every build.
+    /// Whether functions of this name are called from other files of LuaJIT: then they exist in every build.
     pub fn is_shared(&self, id: NameId) -> bool {
         ["lj_", "lua_", "luaL_", "luaJIT_", "luaopen_"].iter().any(|prefix| self.name(id).starts_with(prefix))
     }
 
-    /// The names whose functions look alike: where one function has become a part of the other in some build, the same
-    /// code has one name here and the other one there.
+    /// The names whose functions look the same: if some build has inlined one function into the other, the same code
+    /// has one name in this build and the other name in that one.
     fn look_alike(&self) -> BTreeSet<NameId> {
         let mut owners: HashMap<(&[Element], &[u32]), BTreeSet<NameId>> = HashMap::new();
         for (id, signature) in (0..).zip(&self.signatures) {
@@ -118,12 +118,12 @@ impl SignatureTable {
         owners.into_values().filter(|owners| owners.len() > 1).flatten().collect()
     }
 
-    /// What is known of a name, to be added to.
+    /// The signature of a name, for changes.
     pub fn signature_mut(&mut self, id: NameId) -> Option<&mut Signature> {
         self.signatures.get_mut(usize::from(id))
     }
 
-    /// Parses the text; none if it is no table.
+    /// Parses the text; [`None`] if it is no valid table.
     pub fn parse(text: &str) -> Option<Self> {
         let mut table = Self::default();
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
@@ -153,7 +153,7 @@ impl SignatureTable {
         Some(table)
     }
 
-    /// The table as text, the names in their order.
+    /// The table as text, sorted by name.
     pub fn text(&self) -> String {
         let sorted: BTreeMap<&str, NameId> = self.by_name.iter().map(|(name, id)| (name.as_str(), *id)).collect();
         let line: HashMap<NameId, usize> = sorted.values().enumerate().map(|(line, id)| (*id, line)).collect();
@@ -179,7 +179,7 @@ impl SignatureTable {
     }
 }
 
-/// A list of lists; `.` is a list of nothing, and a field of nothing has no list.
+/// Parses a list of lists: `.` is an empty list, and an empty field has no lists.
 fn lists<T: Ord>(field: &str, element: impl Fn(&str) -> Option<T>) -> Option<BTreeSet<Vec<T>>> {
     let list = |list: &str| match list {
         "." => Some(Vec::new()),

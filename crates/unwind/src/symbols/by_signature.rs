@@ -11,35 +11,35 @@ use crate::modules::CodePlace;
 use crate::modules::Modules;
 use crate::signatures::{Program, SignatureTable, names};
 
-/// What a name ends in that was found by signature, and is in no symbol table.
+/// The suffix of names that were found by signature and are in no symbol table.
 pub const MARK: &str = "_[s]";
 
-/// Interpreters that are known: a library that is loaded again and again is somewhere else each time.
+/// The most interpreters that are kept: a library that is loaded again and again may have another address each time.
 const MAX_INTERPRETERS: usize = 64;
 
-/// Modules of which the functions are kept: a process has one LuaJIT, or a few.
+/// The most modules whose functions are kept: a process has one LuaJIT, or a few.
 const MAX_MODULES: usize = 8;
 
-/// A function that was named. Addresses are the file's own.
+/// A function that was named by its signature. Addresses are as in the file.
 #[derive(Clone, Debug)]
 pub struct FunctionBySignature {
-    /// Its code.
+    /// Addresses of its code.
     pub range: Range<u64>,
     /// Its name, with [`MARK`].
     pub name: Arc<str>,
 }
 
-/// The functions of the LuaJITs of a process.
+/// The named functions of all LuaJITs of a process.
 #[derive(Debug, Default)]
 pub struct BySignature {
-    /// Where interpreters begin in the target.
+    /// Addresses in the target where interpreters begin.
     interpreters: Vec<u64>,
-    /// By the module's address in our memory.
+    /// Modules with their functions, by the module's address in lj-trace's memory.
     modules: HashMap<usize, (Arc<Module>, Arc<[FunctionBySignature]>)>,
 }
 
 impl BySignature {
-    /// Makes an interpreter known; whether it is a new one.
+    /// Adds an interpreter. Returns whether it is a new one.
     pub fn add(&mut self, interpreter: u64) -> bool {
         let is_new = !self.interpreters.contains(&interpreter);
         if is_new {
@@ -52,8 +52,8 @@ impl BySignature {
         is_new
     }
 
-    /// The function at an address of a module, which has no symbol; none if it has no name. All of the module's functions are
-    /// looked at when the first of them is asked for: that takes some 0.1 s.
+    /// The function at an address of a module that has no symbol there; [`None`] if it has no name. The first call for
+    /// a module reads all of the module's functions: that takes some 0.1 s.
     pub fn find(
         &mut self,
         module: &Arc<Module>,
@@ -81,13 +81,13 @@ impl BySignature {
     }
 }
 
-/// A file as it is now: device, inode, size, and when it was changed; and where the interpreter begins in it.
+/// A file in its current state (device, inode, size and time of the last change), and the address of the interpreter in it.
 type InterpreterOfFile = (u64, u64, u64, (i64, i64), u64);
 
-/// What was found out of the files of all processes.
+/// The named functions of the files of all processes.
 static NAMED: Mutex<Vec<(InterpreterOfFile, Arc<[FunctionBySignature]>)>> = Mutex::new(Vec::new());
 
-/// The same as [`functions`], which looks at a file once for all processes.
+/// Like [`functions`], but reads a file only once for all processes.
 fn shared_functions(module: &Module, symbols: &ElfSymbols, interpreter: u64) -> Arc<[FunctionBySignature]> {
     let file = module.image().file().and_then(|file| file.metadata().ok());
     let key = file.map(|file| (file.dev(), file.ino(), file.len(), (file.ctime(), file.ctime_nsec()), interpreter));
@@ -104,14 +104,14 @@ fn shared_functions(module: &Module, symbols: &ElfSymbols, interpreter: u64) -> 
     functions
 }
 
-/// The functions of a module that can be named, by address.
+/// The functions of a module that can be named, sorted by address.
 fn functions(module: &Module, symbols: &ElfSymbols, interpreter: u64) -> Vec<FunctionBySignature> {
     let table = SignatureTable::built_in();
     let program =
         Program::explore(module, symbols.iter().map(|symbol| (symbol.name, symbol.address)), interpreter, [], table);
     let named = names(table, &program).into_iter();
     let function = |(start, id)| {
-        // What a compiler adds to the names of copies is nothing that LuaJIT calls them.
+        // Names of copies have a suffix from the compiler, which is not part of LuaJIT's name.
         let name = table.name(id).split('.').next().unwrap_or_default();
         let end = program.functions.get(&start)?.end;
         Some(FunctionBySignature { range: start..end, name: format!("{name}{MARK}").into() })

@@ -10,7 +10,7 @@ use lj_trace_process::sandbox::bounded::refused;
 use super::elf::{ElfSymbols, debug_links};
 use crate::module::{Image, Module};
 
-/// The program that runs this test, with a section that says it is as large as this.
+/// A copy of this test's program, with sections that claim this size.
 fn crafted(sections: &[&str], size: u64) -> File {
     let bytes = std::fs::read("/proc/self/exe").unwrap();
     let file = tempfile::tempfile().unwrap();
@@ -42,7 +42,7 @@ fn gigantic_sections_are_refused_at_once() {
         let image = Image::File(crafted(&[section], 12 << 30));
         let _ = debug_links(&image);
         let table = ElfSymbols::read(&image, None);
-        // What is in the others is there.
+        // The other sections are intact.
         let _ = table.iter().count();
     }
     assert!(!refused().is_empty());

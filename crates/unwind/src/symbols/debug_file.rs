@@ -1,4 +1,4 @@
-//! Separate debug files: by build id or `.gnu_debuglink` among the target's files, by build id among ours.
+//! Separate debug files: found by build id or `.gnu_debuglink` among the target's files, or by build id among lj-trace's own.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,26 +16,26 @@ use crate::module::Image;
 /// Where distributions put debug files (gdb's `debug-file-directory`).
 const DEBUG_DIRECTORY: &str = "/usr/lib/debug";
 
-/// Larger files are not looked through for their checksum. Those of programs that have no build id are old and small.
+/// The most bytes of a file whose checksum is computed. Debug files of programs without a build id are old and small.
 const MAX_CHECKED: u64 = 1 << 30;
 
-/// Nor for longer than this.
+/// The longest time to compute a checksum.
 const MAX_CHECKING: Duration = Duration::from_secs(2);
 
-/// Where debug files are that were fetched, each at `BUILD-ID/debuginfo`.
+/// The folder with debug files that were fetched, each at `BUILD-ID/debuginfo`.
 static FETCHED: OnceLock<Tree> = OnceLock::new();
 
-/// Has debug files looked for in a folder of fetched ones, too: to be said once, while the folder can be opened.
+/// Adds a folder of fetched debug files to the search. Call it once, while the folder can be opened.
 ///
 /// # Errors
-/// It cannot be opened.
+/// If the folder cannot be opened.
 pub fn use_fetched(folder: &Path) -> std::io::Result<()> {
     let tree = Tree::open(folder)?;
     let _ = FETCHED.set(tree);
     Ok(())
 }
 
-/// Whether a file that was fetched is the debug file of a build id. The sandbox's reader looks.
+/// Whether a fetched file is the debug file of this build id. The sandbox's reader checks it.
 pub fn is_of(file: File, path: &Path, build_id: &[u8]) -> bool {
     let found = debug_links(&Image::fetched(file, path));
     found.is_some_and(|found| found.build_id.as_deref() == Some(build_id) && found.has_symtab)
@@ -51,24 +51,24 @@ fn fetched(links: &DebugLinks) -> Option<Image> {
 /// Finds and opens the debug file of a file at `path` (as the target sees it).
 pub fn find(process: &Process, path: &Path, links: &DebugLinks) -> Option<Image> {
     let by_build_id = by_build_id(links);
-    // What the target has chosen the name of is read with its rights, and in its own root.
+    // The target has chosen these names, so they are opened with its rights, in its own root.
     let files = process.files();
     let of_target = by_build_id.iter().cloned().chain(by_link(path, links));
     let of_target = of_target.filter_map(|path| Some(Image::of(files?.open(&path).ok()?, &path)));
-    // Ours are those of whoever administers this system.
+    // Files in lj-trace's own root are those of the administrator of this system.
     let own = Tree::open(Path::new("/")).ok();
     let own = by_build_id.iter().filter_map(|path| Some(Image::of(own.as_ref()?.file(path).ok()?, path)));
     of_target.chain(own).chain(fetched(links)).find_map(|image| matching(image, links))
 }
 
-/// Where distributions put the debug file of a build id.
+/// The path of a build id's debug file in distributions.
 fn by_build_id(links: &DebugLinks) -> Option<PathBuf> {
     let [first, rest @ ..] = links.build_id.as_deref()? else { return None };
     let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
     (!rest.is_empty()).then(|| Path::new(DEBUG_DIRECTORY).join(format!(".build-id/{first:02x}/{rest}.debug")))
 }
 
-/// Where a file of the link's name is looked for, the best place first.
+/// The possible paths of the link's file, the best first.
 fn by_link(path: &Path, links: &DebugLinks) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     // A name with a folder in it could lead anywhere.
@@ -84,7 +84,7 @@ fn by_link(path: &Path, links: &DebugLinks) -> Vec<PathBuf> {
     paths
 }
 
-/// A debug file, if it belongs to the file with these links: same build id or, where that has none, the CRC of the link.
+/// A debug file, if it belongs to the file with these links: the same build id or, without one, the CRC of the link.
 fn matching(image: Image, links: &DebugLinks) -> Option<Image> {
     let found = debug_links(&image)?;
     let matches = match (&links.build_id, &found.build_id, &links.debuglink) {
@@ -95,7 +95,8 @@ fn matching(image: Image, links: &DebugLinks) -> Option<Image> {
     (matches && found.has_symtab).then_some(image)
 }
 
-/// The CRC-32 of a whole file, as `.gnu_debuglink` uses it (the usual polynomial, as in zip); none of one that is too large.
+/// The CRC-32 of a whole file, as `.gnu_debuglink` uses it (the usual polynomial, as in zip); [`None`] for a file that
+/// is too large.
 fn crc32(mut file: &File) -> Option<u32> {
     use std::io::Seek as _;
     if file.metadata().ok()?.len() > MAX_CHECKED {
@@ -145,7 +146,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"123456789").unwrap();
         assert_eq!(crc32(&file), Some(0xcbf4_3926));
-        // A sparse file of 8 TB would take an hour.
+        // Reading a sparse file of 8 TB would take an hour.
         file.set_len(MAX_CHECKED + 1).unwrap();
         assert_eq!(crc32(&file), None);
     }

@@ -1,7 +1,7 @@
 //! Readable names for mangled Rust and C++ symbols.
 
-/// The name as a person would write it: without hashes, parameters and return types. Names that are not
-/// mangled, or not understood, come back as they are.
+/// The name as a person would write it: without hashes, parameters and return types. A name that is not mangled, or
+/// cannot be parsed, is returned unchanged.
 pub fn demangle(name: &str) -> String {
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
         return format!("{rust:#}");

@@ -15,20 +15,20 @@ use object::{
 use crate::arch::{PLT_SECTIONS, plt_stubs};
 use crate::module::{Image, WithReader};
 
-/// Mini-debuginfo of the largest programs is some megabytes; nothing may unpack to more than this.
+/// The most bytes that data may unpack to: mini-debuginfo of the largest programs is some megabytes.
 const MAX_UNPACKED: u64 = 64 << 20;
 
-/// What unpacking may take itself: ten times as much as what is packed with `xz -6`.
+/// The most memory for the unpacking itself, in bytes: ten times as much as data packed with `xz -6` needs.
 const MAX_UNPACKING: u64 = 96 << 20;
 
-/// A function symbol. Addresses are the file's own.
+/// A function symbol. Addresses are as in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElfSymbol<'a> {
     /// The name as it is in the file, mangled.
     pub name: &'a str,
     /// First address.
     pub address: u64,
-    /// Length in bytes; up to the next symbol where the file gives none.
+    /// Length in bytes; if the file gives none, the distance to the next symbol.
     pub size: u64,
 }
 
@@ -47,7 +47,7 @@ struct Entry {
     rank: Rank,
 }
 
-/// Which of several names for one address is the best: the highest.
+/// The rank of a name among several names of one address: the highest wins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     is_function: bool,
@@ -56,7 +56,7 @@ struct Rank {
     is_public_name: bool,
 }
 
-/// What a file says about where its debug symbols are.
+/// What a file says about its debug symbols.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DebugLinks {
     /// The build id.
@@ -70,7 +70,7 @@ pub struct DebugLinks {
 impl ElfSymbols {
     /// Reads the symbols of a file and, if there is one, of its separate debug file.
     pub fn read(image: &Image, debug: Option<&Image>) -> Self {
-        // If others can have written one of both, the reader takes both apart.
+        // If other users may have written one of both files, the reader parses both.
         let apart = [Some(image), debug].into_iter().flatten().find_map(|image| match image {
             Image::Apart(file) => Some(file),
             _ => None,
@@ -92,9 +92,9 @@ impl ElfSymbols {
         table
     }
 
-    /// The function that covers `address`; never the nearest one that does not.
+    /// The function that covers `address`; never just the nearest one.
     pub fn lookup(&self, address: u64) -> Option<ElfSymbol<'_>> {
-        /// How many symbols may lie inside of another one (labels of hand-written code).
+        /// The most symbols that may lie within another one (labels of hand-written code).
         const MAX_NESTED: usize = 32;
         let after = self.entries.partition_point(|entry| entry.address <= address);
         let nearest = self.entries[..after].iter().rev().take(MAX_NESTED);
@@ -107,7 +107,7 @@ impl ElfSymbols {
         self.entries.iter().map(|entry| self.symbol(entry))
     }
 
-    /// Those whose names are like that.
+    /// The symbols whose names `is_wanted` accepts.
     #[must_use]
     pub fn only(&self, is_wanted: impl Fn(&str) -> bool) -> Self {
         let entries = self.entries.iter().filter(|entry| is_wanted(self.symbol(entry).name));
@@ -136,8 +136,8 @@ impl ElfSymbols {
         );
     }
 
-    /// Sorts, keeps the best name of each address, and gives symbols without a size the room up to the next
-    /// one or their section's end.
+    /// Sorts the symbols, keeps the best name of each address, and extends symbols without a size up to the next one or
+    /// to the end of their section.
     fn finish(&mut self, sections: &[(u64, u64)]) {
         let names = &self.names;
         let name = |entry: &Entry| names.get(entry.name.0..entry.name.1).unwrap_or_default();
@@ -159,7 +159,7 @@ impl ElfSymbols {
     }
 }
 
-/// Reads what a file says about its debug symbols; none if it is no ELF file.
+/// Reads what a file says about its debug symbols; [`None`] if it is no ELF file.
 pub fn debug_links(image: &Image) -> Option<DebugLinks> {
     match image {
         Image::Apart(file) => file.ask(Question::Links, 0)?,
@@ -201,7 +201,7 @@ impl Wire for Entry {
     fn take(from: &mut Bytes<'_>) -> Option<Self> {
         let ((address, size), (start, end)) = <((u64, u64), (u64, u64))>::take(from)?;
         let name = (usize::try_from(start).ok()?, usize::try_from(end).ok()?);
-        // Of a table that is finished, each address has its best name already.
+        // In a finished table, each address has its best name already.
         Some(Self { address, size, name, rank: Rank::default() })
     }
 }
@@ -262,7 +262,7 @@ fn add_all<'data, R: ReadRef<'data>>(
     }
 }
 
-/// A table of names, read in one piece: each name by itself would take two system calls, and there are thousands.
+/// A table of names, read at once: each name alone would take two system calls, and there are thousands.
 struct NameTable<'data>(&'data [u8]);
 
 impl<'data> NameTable<'data> {
@@ -271,7 +271,7 @@ impl<'data> NameTable<'data> {
         Self(section.and_then(|section| section.data().ok()).unwrap_or_default())
     }
 
-    /// The name at `offset`, which a NUL ends.
+    /// The name at `offset`, up to the next NUL.
     fn get(&self, offset: u32) -> Option<&'data str> {
         let rest = self.0.get(offset as usize..)?;
         std::ffi::CStr::from_bytes_until_nul(rest).ok()?.to_str().ok()
@@ -289,7 +289,7 @@ fn add<'data, S: object::ObjectSymbol<'data>>(
     let kind = st_info.st_type();
     let is_function = kind == STT_FUNC || kind == STT_GNU_IFUNC;
     let address = symbol.address();
-    // Hand-written code has symbols without a type; data has them too.
+    // Symbols of hand-written code have no type; some symbols of data have none either.
     let is_label = kind == STT_NOTYPE && code.iter().any(|(start, end)| (*start..*end).contains(&address));
     if !(is_function || is_label) || symbol.is_undefined() || address == 0 {
         return;
@@ -304,7 +304,7 @@ fn add<'data, S: object::ObjectSymbol<'data>>(
     table.push(name, address, symbol.size(), rank);
 }
 
-/// Unpacks `.gnu_debugdata`: an ELF file of symbols only, compressed with xz.
+/// Unpacks `.gnu_debugdata`: an ELF file that has only symbols, compressed with xz.
 fn mini_debuginfo<'data, R: ReadRef<'data>>(file: &ElfFile64<'data, LittleEndian, R>) -> Option<Vec<u8>> {
     let packed = file.section_by_name(".gnu_debugdata")?.data().ok()?;
     let mut unpacked = Vec::new();
@@ -313,8 +313,8 @@ fn mini_debuginfo<'data, R: ReadRef<'data>>(file: &ElfFile64<'data, LittleEndian
     Some(unpacked)
 }
 
-/// Names the PLT's stubs `name@plt`: each jumps through a slot of the GOT, and the relocation of that slot
-/// names the function.
+/// Names the stubs of the PLT `name@plt`: each jumps through a slot of the GOT, and the relocation of that slot names
+/// the function.
 fn add_plt<'data, R: ReadRef<'data>>(table: &mut ElfSymbols, file: &ElfFile64<'data, LittleEndian, R>) {
     let mut slots = HashMap::new();
     let dynamic = file.elf_dynamic_symbol_table();
@@ -407,7 +407,7 @@ mod tests {
         sent.put(&mut bytes);
         let received: ElfSymbols = lj_trace_process::sandbox::wire::parse(&bytes).unwrap();
         assert!(received.iter().eq(sent.iter()));
-        // Names that are beyond the text, or cut a character, and addresses out of order.
+        // Names that reach beyond the text, or cut a character in two, and addresses out of order.
         let entries = 8 + sent.names.len() + 8;
         for (at, value) in [(entries + 16, 9), (entries + 32 + 24, 3), (entries + 24, 200), (entries + 1, 0x11)] {
             let mut damaged = bytes.clone();

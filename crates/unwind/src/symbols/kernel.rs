@@ -3,18 +3,18 @@
 use std::io::BufRead;
 use std::sync::{Arc, OnceLock};
 
-/// The symbols of the running kernel and its modules, read when the first is asked for.
+/// The symbols of the running kernel and its modules, read at the first request.
 #[derive(Debug, Default)]
 pub struct KernelSymbols {
     symbols: OnceLock<Symbols>,
 }
 
-/// By address.
+/// Symbols sorted by address.
 #[derive(Debug, Default)]
 struct Symbols(Vec<(u64, Arc<str>)>);
 
 impl KernelSymbols {
-    /// The function at an address; `kernel` where its symbols are hidden (`kernel.kptr_restrict`), or nothing is there.
+    /// The function at an address; `kernel` if the symbols are hidden (`kernel.kptr_restrict`), or no function is there.
     pub fn symbol(&self, address: u64) -> Arc<str> {
         let symbols = self.symbols.get_or_init(|| match std::fs::File::open("/proc/kallsyms") {
             Ok(file) => Symbols::read(std::io::BufReader::new(file)),
@@ -31,7 +31,7 @@ impl Symbols {
             let mut words = line.split_ascii_whitespace();
             let address = u64::from_str_radix(words.next()?, 16).ok()?;
             let is_code = matches!(words.next()?, "t" | "T" | "w" | "W");
-            // All addresses are zero for those who may not know them.
+            // For users who may not see them, all addresses are zero.
             (is_code && address != 0).then(|| words.next().map(|name| (address, Arc::from(name))))?
         };
         let mut symbols: Vec<(u64, Arc<str>)> = lines.lines().map_while(Result::ok).filter_map(symbol).collect();
@@ -41,7 +41,7 @@ impl Symbols {
 
     fn at(&self, address: u64) -> Option<Arc<str>> {
         let next = self.0.partition_point(|(start, _)| *start <= address);
-        // Behind the last one there may be anything.
+        // Anything may follow the last symbol, because its size is not known.
         (next < self.0.len()).then(|| self.0.get(next.checked_sub(1)?).map(|(_, name)| Arc::clone(name)))?
     }
 }

@@ -1,4 +1,4 @@
-//! Names native code: which function of which file an address belongs to.
+//! Names native code: finds the function and the file of an address.
 
 mod by_signature;
 pub mod debug_file;
@@ -21,25 +21,25 @@ use elf::ElfSymbols;
 pub use kernel::KernelSymbols;
 pub use shared::links;
 
-/// Symbols kept; a program rarely shows more than some thousand distinct addresses.
+/// The most symbols that are kept; a program rarely shows more than some thousand distinct addresses.
 const MAX_CACHED: usize = 1 << 15;
 
-/// Symbol tables kept in any case.
+/// The number of symbol tables that are always kept.
 const MAX_TABLES: usize = 256;
 
 /// The function that an address of the target belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NativeSymbol {
-    /// Its name, demangled; none if no symbol covers the address. What was named by its signature ends in `_[s]`.
+    /// Its name, demangled; [`None`] if no symbol covers the address. A name found by signature ends in `_[s]`.
     pub name: Option<Arc<str>>,
-    /// The file it is in, without its folder; `[unknown]` outside of all files.
+    /// Name of its file, without the folder; `[unknown]` outside of all files.
     pub module: Arc<str>,
-    /// The function's first address in the target; the address itself if not even that is known. It tells
-    /// functions apart, named or not.
+    /// The function's first address in the target, or the looked-up address if that is not known. It distinguishes
+    /// functions with and without names.
     pub address: u64,
     /// The function's length in bytes; 0 if unknown.
     pub size: u64,
-    /// `address` counted from where the module is loaded: the file's own address of it.
+    /// `address` relative to the place where the module is loaded: its address in the file.
     pub offset_in_module: u64,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for NativeSymbol {
     }
 }
 
-/// The function symbols of a file where the target has mapped it.
+/// The function symbols of a file, at the place where the target has mapped it.
 #[derive(Clone, Debug)]
 pub struct FileSymbols {
     located: Located,
@@ -60,12 +60,12 @@ pub struct FileSymbols {
 }
 
 impl FileSymbols {
-    /// Whether both are the same file, mapped at the same place.
+    /// Whether both are the same file, mapped at the same address.
     pub fn is_same(&self, other: &Self) -> bool {
         self.located.bias == other.located.bias && Arc::ptr_eq(&self.located.module, &other.located.module)
     }
 
-    /// The address and the name, as it is in the file, of each function.
+    /// The address and the name of each function; the name is as in the file.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &str)> {
         self.table.iter().map(|symbol| (symbol.address.wrapping_add(self.located.bias), symbol.name))
     }
@@ -81,25 +81,25 @@ impl FileSymbols {
 #[derive(Debug)]
 pub struct Symbolizer {
     modules: Modules,
-    /// By the module's address in our memory: modules are opened once and kept by `modules`.
+    /// Symbol tables by the module's address in lj-trace's memory: modules are opened once and kept by `modules`.
     tables: HashMap<usize, (Arc<Module>, Arc<ElfSymbols>)>,
     by_signature: BySignature,
     cache: HashMap<u64, NativeSymbol>,
 }
 
 impl Symbolizer {
-    /// A symbolizer for `process`. Opens the files that are mapped now, so that what they hold can still be
-    /// named when the process has gone.
+    /// A symbolizer for `process`. It opens the files that are mapped now, so that their code can still be named after
+    /// the process has exited.
     pub fn new(process: Process) -> Self {
-        // Debug files are looked for when their symbols are asked for, which may be after privileges were given up.
+        // Debug files are only read when their symbols are needed, which may be after privileges were given up.
         process.files();
         let mut modules = Modules::new(process);
         modules.open_all();
         Self { modules, tables: HashMap::new(), by_signature: BySignature::default(), cache: HashMap::new() }
     }
 
-    /// Makes known where the interpreter of a VM begins: LuaJIT's functions around it are named by their signatures if they have no
-    /// symbols.
+    /// Declares where the interpreter of a VM begins. LuaJIT's functions around it are named by their signatures if
+    /// they have no symbols.
     pub fn add_interpreter(&mut self, start: u64) {
         if self.by_signature.add(start) {
             self.cache.clear();
@@ -113,8 +113,8 @@ impl Symbolizer {
         }
     }
 
-    /// The function at `address`. For a return address give the byte before it: the call may be the
-    /// function's last instruction ([`NativeFrame::lookup_address`](crate::NativeFrame::lookup_address)).
+    /// The function at `address`. For a return address, pass the byte before it: the call may be the function's last
+    /// instruction ([`NativeFrame::lookup_address`](crate::NativeFrame::lookup_address)).
     pub fn symbolize(&mut self, address: u64) -> NativeSymbol {
         if let Some(known) = self.cache.get(&address) {
             return known.clone();
@@ -132,12 +132,11 @@ impl Symbolizer {
             CodePlace::UprobeTrampoline => ("[uprobes]", 0),
             CodePlace::NotElf | CodePlace::Nowhere => ("[unknown]", address),
         };
-        // Not cached: the next look at the maps may know better.
+        // Do not cache this: the next read of the maps may know the address.
         NativeSymbol { name: None, module: module.into(), address, size: 0, offset_in_module: offset }
     }
 
-    /// Whether an address is in a file that is mapped, as far as is known: the maps are looked at again if it is not,
-    /// and every 50 ms.
+    /// Whether an address is in a mapped file. The maps are read again if it is not, and whenever they are older than 50 ms.
     pub fn is_mapped(&mut self, address: u64) -> bool {
         if self.modules.refresh_if_due() {
             self.cache.clear();
@@ -150,15 +149,15 @@ impl Symbolizer {
         is_module(&mut self.modules)
     }
 
-    /// The symbols of all files that are mapped now. Those that were not asked for before are read: that takes some
-    /// milliseconds per megabyte of symbols.
+    /// The symbols of all files that are mapped now. If the symbols of a file were not needed before, they are read
+    /// now: that takes some milliseconds per megabyte of symbols.
     pub fn files(&mut self) -> Vec<FileSymbols> {
         let mapped = self.modules.open_all();
         mapped.into_iter().map(|located| FileSymbols { table: self.table(&located.module), located }).collect()
     }
 
-    /// Where the function of this name is, as a file has it: in the first file that has one. Files are read one after the other
-    /// until then.
+    /// Address of the function with this name: in the first file that has one. Files are read one after the other until
+    /// it is found.
     pub fn function(&mut self, name: &str) -> Option<u64> {
         self.modules.open_all().into_iter().find_map(|located| {
             let table = self.table(&located.module);
@@ -167,7 +166,7 @@ impl Symbolizer {
         })
     }
 
-    /// The names and build ids of the files that are mapped now and have no symbols of their own functions, here or in a debug file.
+    /// The names and build ids of mapped files without symbols of their own functions, either in the file or in a debug file.
     pub fn without_symbols(&mut self) -> Vec<(Arc<str>, Vec<u8>)> {
         let mut found: Vec<(Arc<str>, Vec<u8>)> = Vec::new();
         for located in self.modules.open_all() {
@@ -215,7 +214,7 @@ impl Symbolizer {
         let read = || (Arc::clone(module), shared::table(module, process));
         let key = Arc::as_ptr(module) as usize;
         if self.tables.len() >= MAX_TABLES {
-            // The others are of files that are not mapped any more.
+            // The other tables belong to files that are no longer mapped.
             self.tables.retain(|_, (module, _)| Arc::strong_count(module) > 1);
         }
         Arc::clone(&self.tables.entry(key).or_insert_with(read).1)
@@ -245,7 +244,7 @@ mod tests {
     fn finds_functions_by_their_names() {
         let mut symbolizer = own();
         let address = symbolizer.function("getpid").unwrap();
-        // It has other names, too.
+        // The function has other names, too.
         assert_eq!(symbolizer.symbolize(address).address, address);
         assert_eq!(symbolizer.function("no_such_function_at_all"), None);
     }

@@ -9,15 +9,15 @@ use super::debug_file;
 use super::elf::{self, DebugLinks, ElfSymbols};
 use crate::module::Module;
 
-/// What is known of a module.
+/// What is known about a module.
 #[derive(Debug, Default)]
 struct Known {
     links: OnceLock<DebugLinks>,
-    /// Gone with the last who uses it: symbols of a large program take some megabytes.
+    /// Freed with its last user: symbols of a large program take some megabytes.
     symbols: Mutex<Weak<ElfSymbols>>,
 }
 
-/// By the module's address in our memory, as long as it is there.
+/// Known modules, by the module's address in lj-trace's memory, while the module exists.
 type Modules = HashMap<usize, (Weak<Module>, Arc<Known>)>;
 
 static KNOWN: Mutex<Option<Modules>> = Mutex::new(None);
@@ -26,7 +26,7 @@ fn known(module: &Arc<Module>) -> Arc<Known> {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let known = known.get_or_insert_default();
     let key = Arc::as_ptr(module) as usize;
-    // A weak reference keeps the address from being given to another module.
+    // The weak reference keeps the address from being reused for another module.
     if let Some((_, known)) = known.get(&key) {
         return Arc::clone(known);
     }
@@ -34,7 +34,7 @@ fn known(module: &Arc<Module>) -> Arc<Known> {
     Arc::clone(&known.entry(key).or_insert_with(|| (Arc::downgrade(module), Arc::default())).1)
 }
 
-/// Where a module says that its debug symbols are.
+/// What a module says about its debug symbols.
 pub fn links(module: &Arc<Module>) -> DebugLinks {
     known(module).links.get_or_init(|| elf::debug_links(module.image()).unwrap_or_default()).clone()
 }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
     use crate::{CodePlace, Modules};
 
-    /// The module of this test, as a symbolizer of its own would open it.
+    /// The module of this test, opened anew as for a symbolizer of its own.
     fn own() -> (Process, Arc<Module>) {
         let process = Process::open(std::process::id()).unwrap();
         let mut modules = Modules::new(process.clone());

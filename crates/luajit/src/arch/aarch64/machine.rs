@@ -1,4 +1,4 @@
-//! Decodes the machine code of a trace, as far as it shows which intermediate code it was assembled from.
+//! Decodes the machine code of a trace, as far as it shows from which intermediate code it was assembled.
 //!
 //! LuaJIT's sources: [`asm_fusemadd`], [`emit_lso`], [`emit_loadk`], [`asm_href`], [`emit_lsptr`].
 //!
@@ -14,15 +14,16 @@ use crate::arch::instruction::{Machine, MachineAction, MachineOperation};
 
 /// Decodes the machine code of a trace that lies at `address`.
 ///
-/// A store of two registers stands for two stores, of one instruction of the intermediate code each (`emit_lso`): both are at
-/// its offset.
+/// A store of two registers counts as two stores, each from one instruction of the intermediate code (`emit_lso`): both
+/// have the same offset.
 pub fn decode(address: u64, code: &[u8]) -> Vec<Machine> {
     let range = address..address + code.len() as u64;
     let words = code.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).zip((0..).step_by(4));
     words.flat_map(|(word, offset)| std::iter::repeat_n(describe(word, offset, &range), stores(word).max(1))).collect()
 }
 
-/// What one instruction does. Registers are not told: here operations have three, so none is filled for another one.
+/// The effect of one instruction. It reports no registers: arithmetic here has three operands, so no register has to be
+/// filled before an operation.
 fn describe(word: u32, offset: u32, range: &std::ops::Range<u64>) -> Machine {
     let action = match branch(word, range.start + u64::from(offset)) {
         Some(Branch::If(target)) if range.contains(&target) => MachineAction::Branch,
@@ -35,24 +36,24 @@ fn describe(word: u32, offset: u32, range: &std::ops::Range<u64>) -> Machine {
     Machine { offset, action, writes: None, operation: operation(word), second: None, fills: false }
 }
 
-/// Where an instruction goes on.
+/// The target of a branch.
 enum Branch {
-    /// Perhaps there.
+    /// A conditional branch to this address.
     If(u64),
-    /// Elsewhere.
+    /// An unconditional branch.
     Always,
-    /// It calls a function.
+    /// A function call.
     Call,
 }
 
 fn branch(word: u32, at: u64) -> Option<Branch> {
-    // The lowest bit of the distance, and how many it has.
+    // `lowest` and `bits` are the lowest bit and the width of the distance.
     let target = |lowest: u32, bits: u32| {
         let distance = ((word << (32 - lowest - bits)) as i32 >> (32 - bits)) * 4;
         Branch::If(at.wrapping_add_signed(i64::from(distance)))
     };
     Some(match word {
-        // `b.al`: a lookup that finds nothing leaves so (`asm_href`).
+        // `b.al`: a lookup that finds nothing jumps in this way (`asm_href`).
         _ if word & 0xff00_000e == 0x5400_000e => Branch::Always,
         _ if word & 0xff00_0010 == 0x5400_0000 || word & 0x7e00_0000 == 0x3400_0000 => target(5, 19),
         _ if word & 0x7e00_0000 == 0x3600_0000 => target(5, 14),
@@ -65,11 +66,11 @@ fn branch(word: u32, at: u64) -> Option<Branch> {
     })
 }
 
-/// How many registers an instruction stores to memory other than the native stack.
+/// How many registers an instruction stores to memory, not counting the native stack.
 fn stores(word: u32) -> usize {
     const SP: u32 = 31;
     let is_pair = word & 0x3a40_0000 == 0x2800_0000;
-    // By an offset that is a number, or by a register.
+    // With an offset that is a number, or a register.
     let is_single = word & 0x3ac0_0000 == 0x3800_0000;
     match (is_pair, is_single) {
         _ if word >> 5 & 31 == SP => 0,
@@ -79,12 +80,12 @@ fn stores(word: u32) -> usize {
     }
 }
 
-/// Constants are made by additions, too, of numbers that are in the instruction (`emit_loadk`): these tell nothing.
+/// The kind of an instruction. Additions of immediates also build constants (`emit_loadk`), so they count as `Other`.
 fn operation(word: u32) -> MachineOperation {
-    /// Of the operations of two or three numbers: all but the registers.
+    /// Mask for operations with two or three operands: everything but the registers.
     const TWO: u32 = 0xffe0_fc00;
     const THREE: u32 = 0xffe0_8000;
-    // Sums and differences of registers, shifted or extended; a register that is not written is the 31st.
+    // Sums and differences of registers, shifted or extended. A discarded result goes to register 31.
     let is_sum = word & 0x1f00_0000 == 0x0b00_0000;
     let (sets_flags, discards) = (word & 0x2000_0000 != 0, word & 31 == 31);
     match word {
@@ -100,7 +101,7 @@ fn operation(word: u32) -> MachineOperation {
         _ if matches!(word & 0xffff_fc00, 0x1e64_c000 | 0x1e65_4000 | 0x1e65_c000) => MachineOperation::Round,
         // `fcmp`
         _ if word & 0xffe0_fc07 == 0x1e60_2000 => MachineOperation::Compare,
-        // `cmp`, `cmn`, and with a number in the instruction
+        // `cmp`, `cmn`, also with an immediate
         _ if (is_sum || word & 0x1f80_0000 == 0x1100_0000) && sets_flags && discards => MachineOperation::Compare,
         // `tst`
         _ if matches!(word & 0x7f80_0000, 0x7200_0000) && discards => MachineOperation::Compare,
@@ -114,7 +115,7 @@ fn operation(word: u32) -> MachineOperation {
     }
 }
 
-/// `str xN, [x22, #offset]`, without N and the offset.
+/// `str xN, [x22, #offset]`, without the bits of N and the offset.
 const STORE_BY_GLOBAL: u32 = 0xf900_0000 | 22 << 5;
 
 /// Offsets of the instructions after those that store `global_State.jit_base`: `x22` is the `global_State`.

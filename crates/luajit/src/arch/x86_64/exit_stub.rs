@@ -1,5 +1,5 @@
-//! The few instructions through which a trace is left: exit stubs lie at the start of an area of machine code, in none
-//! of its traces. They push the number of the exit, low byte first, and jump to the VM's exit handler
+//! Exit stubs: the few instructions through which a trace is left. They lie at the start of an area of machine code,
+//! outside of its traces. They push the number of the exit, low byte first, and jump to the VM's exit handler
 //! ([`asm_exitstub_gen`]), which is [`vm_exit_handler`] ([`vm_exit_handler` without GC64]).
 //!
 //! [`asm_exitstub_gen`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L9-L48
@@ -13,8 +13,8 @@ const PUSH: u8 = 0x6a;
 /// `jmp rel8`, from a stub to the end of its group.
 const JUMP: u8 = 0xeb;
 
-/// The exit that the stub at `pc` leads to; [`None`] if there is none, or nothing tells which. `stack` are the words at
-/// the stack pointer, the newest one first.
+/// The exit that the stub at `pc` leads to; [`None`] if there is no stub, or its exit is not known. `stack` has the
+/// words at the stack pointer, the newest one first.
 pub fn exit_at<M: ReadMemory>(memory: &M, pc: u64, stack: [Option<u64>; 2]) -> Option<u16> {
     let code = |at: u64| memory.read::<[u8; 2]>(at).ok();
     let [newest, before] = stack.map(|word| pushed(word?));
@@ -25,7 +25,7 @@ pub fn exit_at<M: ReadMemory>(memory: &M, pc: u64, stack: [Option<u64>; 2]) -> O
             None => (byte, after_low(memory, pc.wrapping_add(2))?),
         },
         [JUMP, _] => (newest?, after_low(memory, pc)?),
-        // Behind the push, or behind what follows it.
+        // After the push, or after the instruction that follows it.
         _ if newest.is_some() && [2, 10].iter().any(|back| high_byte(memory, pc.wrapping_sub(*back)) == newest) => {
             (before?, newest?)
         }
@@ -40,9 +40,9 @@ pub fn exit_byte_at<M: ReadMemory>(memory: &M, address: u64) -> Option<u8> {
     (code == PUSH).then_some(exit)
 }
 
-/// The exit that the exit handler works on, of a trace that has `spadjust` bytes of the stack for itself, in the C frame at
-/// `cframe`. Its stub has pushed the low byte of the number, then the high byte, each sign-extended. The handler first keeps
-/// them there, then in the register whose value is `kept` (`vm_exit_handler`, `vm_x64.dasc`, `vm_x86.dasc`).
+/// The exit that the exit handler works on. The trace has `spadjust` bytes of the stack for itself, in the C frame at
+/// `cframe`. Its stub has pushed the low byte of the number, then the high byte, each sign-extended. The handler first
+/// keeps them there, later in the register whose value is `kept` (`vm_exit_handler`, `vm_x64.dasc`, `vm_x86.dasc`).
 pub fn exit_in_handler((cframe, spadjust): (u64, u16), stack: impl Fn(u64) -> Option<u64>, kept: u64) -> Option<u16> {
     let slot = cframe.checked_sub(24 + u64::from(spadjust))?;
     let byte = |slot: u64| pushed(stack(slot)?);
@@ -52,18 +52,18 @@ pub fn exit_in_handler((cframe, spadjust): (u64, u16), stack: impl Fn(u64) -> Op
     })
 }
 
-/// Whether a trace that ends has no part of the stack any more, the stack pointer being `distance` bytes below the C frame:
-/// two saved registers may be between.
+/// Whether a trace that ends has released its part of the stack; `distance` is from the stack pointer up to the C
+/// frame, in bytes. Two saved registers may lie between.
 pub fn has_left_its_frame(distance: u64) -> bool {
     matches!(distance, 0 | 16)
 }
 
-/// The byte that a word was made of by `push imm8`, which extends its sign.
+/// The byte that `push imm8` has sign-extended to this word.
 fn pushed(word: u64) -> Option<u8> {
     i8::try_from(word as i64).ok().map(|byte| byte as u8)
 }
 
-/// The exit's high byte, where the code goes on at `pc` with the low one pushed.
+/// The exit's high byte, if the code continues at `pc` after the low byte was pushed.
 fn after_low<M: ReadMemory>(memory: &M, pc: u64) -> Option<u8> {
     match memory.read::<[u8; 2]>(pc).ok()? {
         [JUMP, distance] => high_byte(memory, pc.wrapping_add(2 + u64::from(distance))),
@@ -78,7 +78,7 @@ fn high_byte<M: ReadMemory>(memory: &M, pc: u64) -> Option<u8> {
     (push == PUSH && is_end(memory, pc.wrapping_add(2))).then_some(byte)
 }
 
-/// Whether the code at `pc` does what is left when both bytes are pushed.
+/// Whether the code at `pc` is what remains after both bytes are pushed.
 fn is_end<M: ReadMemory>(memory: &M, pc: u64) -> bool {
     let code: Result<[u8; 4], _> = memory.read(pc);
     // `mov dword [rsp+16], imm32` without GC64, `jmp rel32`, `jmp [rip+rel32]`.
@@ -93,7 +93,7 @@ mod tests {
     const START: u64 = 0x1000;
     const PER_GROUP: u64 = 32;
 
-    /// A group of stubs as LuaJIT makes it, with what follows the pushes.
+    /// A group of stubs as LuaJIT generates it, with the code after the pushes.
     fn group(number: u64, end: &[u8]) -> Saved {
         let first = number * PER_GROUP;
         let mut code = vec![PUSH, first as u8];
@@ -111,7 +111,7 @@ mod tests {
         &[0xc7, 0x44, 0x24, 0x10, 1, 2, 3, 4, 0xe9, 1, 2, 3, 4, 0, 0, 0],
     ];
 
-    /// What `push imm8` leaves.
+    /// The word that `push imm8` pushes.
     fn word(byte: u64) -> Option<u64> {
         Some(byte as u8 as i8 as i64 as u64)
     }

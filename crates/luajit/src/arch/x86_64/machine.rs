@@ -1,4 +1,4 @@
-//! Decodes the machine code of a trace, as far as it shows which intermediate code it was assembled from.
+//! Decodes the machine code of a trace, as far as it shows from which intermediate code it was assembled.
 //!
 //! LuaJIT's sources: [`asm_fparith`], [`emit_loadk64`], [`GPRDEF`], [`emit_setgl`], [`emit_rma`].
 //!
@@ -38,7 +38,7 @@ fn describe(factory: &mut InstructionInfoFactory, ins: &Instruction, range: &std
     let on_stack = |base: Register| matches!(base, Register::RSP | Register::ESP);
     let writes = |access| matches!(access, OpAccess::Write | OpAccess::ReadWrite | OpAccess::CondWrite);
     let stores = info.used_memory().iter().any(|used| writes(used.access()) && !on_stack(used.base()));
-    // Constants are addressed by the dispatch table in `r14`, by the instruction or directly (`emit_loadk64`).
+    // Constants are addressed relative to the dispatch table in `r14`, to the instruction, or directly (`emit_loadk64`).
     let is_constant = ins.op1_kind() == OpKind::Memory
         && ins.memory_index() == Register::None
         && matches!(ins.memory_base(), Register::None | Register::RIP | Register::R14);
@@ -95,7 +95,7 @@ fn operation(ins: &Instruction) -> MachineOperation {
     }
 }
 
-/// A register by LuaJIT's number (`lj_target_x86.h`): 0 to 15, or 16 and more for `xmm0` and on.
+/// LuaJIT's number of a register (`lj_target_x86.h`): 0 to 15, or 16 and more for `xmm0` and up.
 fn number(register: Register) -> Option<u8> {
     let full = register.full_register();
     if full.is_gpr64() {

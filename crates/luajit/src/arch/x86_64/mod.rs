@@ -12,18 +12,18 @@ mod machine;
 pub use exit_stub::{exit_at, exit_byte_at, exit_in_handler, has_left_its_frame};
 pub use machine::{base_stores, decode};
 
-/// Machine code is counted in bytes.
+/// Bytes per unit of `SnapShot.mcofs`: it counts bytes.
 pub const MCODE_UNIT: u32 = 1;
 
-/// What layouts are called: without GC64, and with it.
+/// Names of this processor's layouts: without GC64, and with it.
 pub const MODE: [&str; 2] = ["x64", "x64gc64"];
 
-/// Where a C frame has its return address, counted from its beginning: the call has put it at the frame's end.
+/// Offset of the return address in a C frame: the call has pushed it at the frame's end.
 pub const fn cframe_return_slot(layout: &VmLayout) -> u16 {
     layout.cframe_size.wrapping_sub(8)
 }
 
-/// The trace and the exit that it is being left by: the state names the trace here, and [`exit_at`] tells the exit.
+/// The trace that is being left, and the exit. Not needed here: the VM's state names the trace, and [`exit_at`] the exit.
 pub fn left_by<M: ReadMemory>(
     _memory: &M,
     _registers: &SampledRegisters,
@@ -32,8 +32,7 @@ pub fn left_by<M: ReadMemory>(
     None
 }
 
-/// Where in a trace a function of the VM's own code was called, which a sample is in: its return address is on the stack,
-/// where unwinding finds it.
+/// The return address in a trace that called a helper of the VM's own code. Here it is on the stack, where unwinding finds it.
 pub fn called_at<M: ReadMemory>(_memory: &M, _registers: &SampledRegisters) -> Option<u64> {
     None
 }

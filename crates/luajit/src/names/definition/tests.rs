@@ -1,4 +1,4 @@
-//! Code as LuaJIT's parser makes it, by hand.
+//! Tests with code as LuaJIT's parser generates it, written by hand.
 
 use super::*;
 use crate::bytecode::opcodes;
@@ -15,11 +15,11 @@ fn abc(op: Op, a: u32, b: u32, c: u32) -> u32 {
     ad(op, a, c | b << 8)
 }
 
-/// Constants 0 to 3 are the functions that are made; these are strings.
+/// Constants 0 to 3 are the child prototypes; these are strings.
 const NAMES: [(u16, &str); 6] =
     [(5, "global"), (6, "field"), (7, "a-key"), (8, "setmetatable"), (9, "M"), (10, "inner")];
 
-/// The names of the functions that are made, by their numbers.
+/// The names of the created functions, by their numbers.
 fn names(code: &[u32], varinfo: &[u8]) -> Vec<(u64, String)> {
     let code = [&[ad(Op::FUNCV, 9, 0)], code, &[ad(Op::RET0, 0, 1)]].concat();
     let made = prototype(code, varinfo, &["up", "other"], &NAMES);
@@ -44,7 +44,7 @@ fn variables_and_fields() {
     ];
     let expected = [(0, "helper"), (1, "global"), (2, "helper.field"), (3, "other")];
     assert_eq!(names(&code, b"helper\0\x02\x20\0"), is(&expected));
-    // Without debug information there are neither locals nor, here, their tables.
+    // Without debug information there are no locals, and here also no tables of locals.
     assert_eq!(names(&code, b""), is(&[(1, "global"), (2, "field"), (3, "other")]));
 }
 
@@ -81,7 +81,7 @@ fn a_table_is_called_by_what_it_is_stored_in_later() {
         abc(Op::TSETS, 1, 0, 10),
     ];
     assert_eq!(names(&literal, b"t\0\x08\x05\0"), is(&[(0, "t.field"), (1, "t.inner.field")]));
-    // `M = setmetatable({ field = function() end }, { field = function() end })`, where frames take two slots.
+    // `M = setmetatable({ field = function() end }, { field = function() end })`, if frames take two slots.
     let with_metatable = [
         ad(Op::GGET, 0, 8),
         ad(Op::TNEW, 2, 0),
@@ -99,7 +99,7 @@ fn a_table_is_called_by_what_it_is_stored_in_later() {
 #[test]
 fn what_is_stored_nowhere_has_no_name() {
     let code = [
-        // An argument, one that is overwritten, a result.
+        // An argument, an overwritten function, a result.
         ad(Op::FNEW, 2, 0),
         abc(Op::CALL, 0, 1, 2),
         ad(Op::FNEW, 0, 1),
@@ -157,7 +157,7 @@ fn garbage_ends() {
         let varinfo: Vec<u8> = (0..40).map(|_| next() as u8).collect();
         assert!(names(&code, &varinfo).len() <= 4);
     }
-    // A literal that has no end, and one within another without an end.
+    // A literal without an end, and endlessly nested literals.
     let endless: Vec<u32> =
         (0..100_000).map(|_| ad(Op::TNEW, 1, 0)).chain([ad(Op::FNEW, 2, 0), abc(Op::TSETS, 2, 0, 6)]).collect();
     assert_eq!(names(&endless, b""), is(&[(0, "field")]));

@@ -1,4 +1,4 @@
-//! Searches on lists that are made by hand.
+//! Searches on hand-made lists.
 
 use super::*;
 use crate::names::tests::{NESTED, Object, PLENTY, key, place, vm_with};
@@ -14,7 +14,7 @@ fn parents_are_found_and_those_without_are_said_to_have_none() {
     }
     let used = PLENTY - budget;
     assert!(used < 200, "{used}");
-    // Once the list was looked at, nothing more is read for what was there.
+    // After the whole list was read, nothing more is read for prototypes on it.
     assert_eq!(search.parent(&memory, &vm, &key(&memory, &vm, 1), &mut budget), FoundParent::None);
     assert_eq!(PLENTY - budget, used);
 }
@@ -34,7 +34,7 @@ fn a_search_goes_on_where_its_budget_ended() {
 #[test]
 fn new_prototypes_are_found_before_what_is_known() {
     let objects = [&[Object::Makes(&[1]), Object::Makes(&[])], &[Object::Table; 50][..], &NESTED[3..5]].concat();
-    // What was there at first: all from number 2 on.
+    // The state at first: all objects from number 2 on.
     let (now, vm) = vm_with(&objects, |number| number + 1);
     let old = key(&now, &vm, 53);
     let mut search = ParentSearch::default();
@@ -60,7 +60,7 @@ fn another_prototype_at_the_same_address_is_searched_again() {
 #[test]
 fn beyond_what_is_kept_those_of_one_parent_take_one_walk() {
     const CHILDREN: [u64; 8] = [42, 43, 44, 45, 46, 47, 48, 49];
-    // Other prototypes fill the table, which is before theirs on the list.
+    // Other prototypes that come earlier on the list fill the table.
     let objects = [&[Object::Makes(&[]); 41][..], &[Object::Makes(&CHILDREN)], &[Object::Makes(&[]); 8]].concat();
     let (memory, vm) = vm_with(&objects, |number| number + 1);
     let mut search = ParentSearch::keeping(16);
@@ -84,7 +84,7 @@ fn rings_and_torn_lists_end() {
         let child = key(&memory, &vm, 1);
         assert_eq!(search.parent(&memory, &vm, &child, &mut budget), FoundParent::Unknown, "{entry}");
         assert_eq!(budget, 0);
-        // What lies on it is found all the same.
+        // Objects on the list are found all the same.
         assert_eq!(search.parent(&memory, &vm, &key(&memory, &vm, 5), &mut budget), FoundParent::Parent(place(3)));
     }
     let (memory, vm) = vm_with(&NESTED, |number| if number == 3 { 0x1000_0000 } else { number + 1 });

@@ -1,7 +1,7 @@
-//! Which intermediate code a machine instruction can have been assembled from (`lj_asm.c`, `lj_asm_*.h`).
+//! Decides from which intermediate code a machine instruction can have been assembled (`lj_asm.c`, `lj_asm_*.h`).
 //!
-//! The assembler goes through the intermediate code backwards and puts machine code in front of machine code, so both
-//! are in the same order. Between the code of two instructions stand loads and moves of registers that may be of either.
+//! The assembler goes through the intermediate code backwards and puts new machine code before the existing one, so both are in
+//! the same order. Between the code of two instructions there are loads and moves of registers that may belong to either.
 //!
 //! LuaJIT's sources: [`lj_asm_trace`], [`asm_fparith`], [`ir_sideeff`], [`asm_div`], [`asm_uref`], [`asm_fuseequal`].
 //!
@@ -15,8 +15,7 @@
 use crate::arch::{Machine, MachineAction, MachineOperation};
 use crate::trace::ir::{Effect, Ins, IrOp as Ir, IrOpcode, irt};
 
-/// Whether machine code was made from an instruction at all: others were dropped, sunk, or became an operand of
-/// what uses them.
+/// Whether an instruction produces machine code at all: others were dropped, sunk, or became an operand of their users.
 pub fn is_assembled(opcode: &IrOpcode, ins: Ins) -> bool {
     if ins.is_sunk() || matches!(opcode.op, Ir::NOP | Ir::USE | Ir::PHI | Ir::RENAME | Ir::PVAL | Ir::CARG) {
         return false;
@@ -29,7 +28,7 @@ pub fn is_assembled(opcode: &IrOpcode, ins: Ins) -> bool {
         || ins.is_spilled()
 }
 
-/// Whether a call is made: surely, perhaps, or never.
+/// Whether an instruction compiles to a call: always (`true`), never (`false`), or perhaps ([`None`]).
 fn calls(ir: Ir) -> Option<bool> {
     match ir {
         Ir::CALLN
@@ -47,7 +46,8 @@ fn calls(ir: Ir) -> Option<bool> {
         | Ir::BUFSTR
         | Ir::NEWREF => Some(true),
         Ir::ASTORE | Ir::HSTORE | Ir::USTORE | Ir::FSTORE | Ir::RETF => Some(false),
-        // Divisions of 64-bit integers are calls (`asm_div`, `lj_asm.c`). Multiplications never are, which is not used.
+        // Divisions of 64-bit integers are calls (`asm_div`, `lj_asm.c`). Multiplications never are, but this makes no
+        // use of that.
         Ir::MUL | Ir::DIV => None,
         _ if is_value(ir) => Some(false),
         _ => None,
@@ -76,7 +76,8 @@ pub fn can_come_from(machine: &Machine, opcode: &IrOpcode, ins: Ins) -> bool {
             MachineOperation::Minimum => ir == Ir::MIN,
             MachineOperation::Maximum => ir == Ir::MAX,
             MachineOperation::SwapBytes => ir == Ir::BSWAP,
-            // Floating-point arithmetic loads and moves registers beside what it is for, but reckons nothing (`asm_fparith`).
+            // Besides its own operation, floating-point arithmetic loads and moves registers, but never computes
+            // (`asm_fparith`).
             MachineOperation::Integer => {
                 !(matches!(ir, Ir::ADD | Ir::SUB | Ir::MUL | Ir::DIV) && ins.kind_of_result() == irt::NUM)
             }
@@ -129,7 +130,7 @@ fn is_value(ir: Ir) -> bool {
     )
 }
 
-/// Whether an instruction must have left one of the machine instructions that [`is_its_own`] tells.
+/// Whether an instruction always leaves a machine instruction that [`is_its_own`] recognizes.
 pub fn is_visible(opcode: &IrOpcode, ins: Ins) -> bool {
     let is_num = ins.kind_of_result() == irt::NUM;
     match opcode.op {
@@ -139,8 +140,8 @@ pub fn is_visible(opcode: &IrOpcode, ins: Ins) -> bool {
     }
 }
 
-/// Whether an instruction is a guard that always leaves a conditional jump. Those of upvalues' references may leave none
-/// (`asm_uref`), and one of a lookup is made by it (`asm_fuseequal`, `lj_asm.c`).
+/// Whether an instruction is a guard that always leaves a conditional jump. Guards of upvalue references may leave none
+/// (`asm_uref`), and the guard after a lookup may be fused into the lookup (`asm_fuseequal`, `lj_asm.c`).
 fn is_check(ir: Ir, ins: Ins) -> bool {
     ins.is_guard()
         && matches!(
@@ -166,10 +167,10 @@ fn is_check(ir: Ir, ins: Ins) -> bool {
         )
 }
 
-/// Whether a machine instruction is the one that an instruction is for.
+/// Whether a machine instruction does the main work of an IR instruction.
 pub fn is_its_own(machine: &Machine, opcode: &IrOpcode, ins: Ins) -> bool {
     match opcode.op {
-        // The last one of a loop may jump back instead of leaving.
+        // The last guard of a loop may jump back instead of leaving the trace.
         ir if is_check(ir, ins) => matches!(machine.action, MachineAction::Guard { .. } | MachineAction::Branch),
         Ir::ADD => machine.operation == MachineOperation::Add,
         Ir::SUB => machine.operation == MachineOperation::Subtract,
@@ -180,13 +181,13 @@ pub fn is_its_own(machine: &Machine, opcode: &IrOpcode, ins: Ins) -> bool {
     }
 }
 
-/// Whether an instruction is assembled to one of these only.
+/// Whether an instruction is assembled to exactly one such machine instruction.
 pub fn is_single(opcode: &IrOpcode, ins: Ins) -> bool {
     ins.kind_of_result() == irt::NUM && matches!(opcode.op, Ir::ADD | Ir::SUB | Ir::MUL | Ir::DIV)
 }
 
-/// Whether two machine instructions in a row are of the same instruction: the second one works on the register that the
-/// first one has filled for it, or jumps by the flags that it has set.
+/// Whether two machine instructions in a row belong to the same IR instruction: the second one works on the register
+/// that the first one has filled for it, or jumps by the flags that the first one has set.
 pub fn belong_together(first: &Machine, second: &Machine) -> bool {
     if matches!(first.action, MachineAction::Compute)
         && first.fills

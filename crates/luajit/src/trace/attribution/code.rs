@@ -12,11 +12,11 @@ use crate::trace::ir::{BIAS, FIRST, IrOp as Ir};
 use crate::trace::reading::{Aim, CandidateReading, Candidates, VmQueries};
 use crate::trace::stacks::{NOWHERE, StackIndex, Stacks};
 
-/// Stretches of more cells than this are not told apart.
+/// The most cells for the alignment of a segment; larger segments are not aligned.
 const MAX_CELLS: usize = 1 << 22;
 
 impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
-    /// The stretches of machine code with what they belong to.
+    /// The ranges of machine code with the frames that they belong to.
     pub(super) fn spans(
         &self,
         stacks: &Stacks,
@@ -26,7 +26,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
     ) -> Attribution {
         let code = arch::decode(self.body.trace.mcode.start, &self.body.mcode);
         let mut attribution = Attribution::default();
-        // Else nobody knows which frame the code stands on.
+        // Without these offsets it is not known on which frame the code runs.
         let Some(returns) = self.lower_frames.bounds() else { return attribution };
         let mut merged: HashMap<Vec<CandidateReading>, (Chain, bool)> = HashMap::new();
         let mut add = |offset: u32, mut possible: Vec<CandidateReading>| {
@@ -40,7 +40,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
                 attribution.spans.push(span);
             }
         };
-        // Behind the last snapshot, the trace only leaves: from there.
+        // After the last snapshot, the trace can only leave, from the frames of this snapshot.
         let end: Option<CandidateReading> = aims.last().copied().flatten().map(|aim| (aim.stack, NOWHERE));
         for (machine, refs) in self.segments(&code, &returns) {
             let assembled: Vec<u16> = refs.into_iter().filter(|&at| self.is_assembled(at)).collect();
@@ -53,13 +53,13 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
                 let mut all: Vec<CandidateReading> = of.into_iter().flatten().flatten().copied().collect();
                 if assembled.is_empty() {
                     all.extend(end.filter(|_| is_last));
-                    // What a trace begins with may have come here, too, where nothing else was assembled.
+                    // Code from the trace's start may also be here, because nothing else was assembled before.
                     all.extend(
                         aims.first().copied().flatten().map(|aim| (aim.stack, aim.position)).filter(|_| is_first),
                     );
                 }
                 if all.is_empty() && self.lower_frames.is_empty() {
-                    // A trace of one function leaves no doubt whose code it is, whatever else is not known.
+                    // In a trace of one function, all code belongs to this function, even if nothing else is known.
                     all.extend(only.map(|stack| (stack, NOWHERE)));
                 }
                 add(instruction.offset, all);
@@ -68,7 +68,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         attribution
     }
 
-    /// For each machine instruction: the instructions that it can come from, by their index.
+    /// For each machine instruction, the indices of the IR instructions from which it can come.
     fn possible(&self, machine: &[Machine], assembled: &[u16]) -> Vec<Vec<usize>> {
         let (items, places) = (machine.len(), assembled.len());
         if items == 0 || places == 0 || items.saturating_mul(places) > MAX_CELLS {
@@ -89,19 +89,20 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         let can: Vec<bool> =
             (0..items * places).map(|cell| self.can(&machine[cell / places], assembled[cell % places])).collect();
         let together: Vec<bool> = (1..items).map(|item| belong_together(&machine[item - 1], &machine[item])).collect();
-        // For each item and place: whether it can be reached, without and with the instruction's own code among it.
+        // For each item and place: whether it can be reached, with or without the IR instruction's own code seen before.
         let cell = |item: usize, place: usize, seen: bool| (item * places + place) * 2 + usize::from(seen);
         let mut forward = vec![false; items * places * 2];
         let put = |table: &mut Vec<bool>, item: usize, place: usize, seen: bool| {
             if can[item * places + place] {
                 let is_own = own(item, place);
-                // One operation is enough for it.
+                // An IR instruction that is assembled to one operation has no second one.
                 if !(seen && is_own && kinds[place].1) {
                     table[cell(item, place, seen || is_own)] = true;
                 }
             }
         };
-        // Places that nothing needs to come from, up to each.
+        // For each place, how many of the places before it must have machine code of their own: between places with equal
+        // counts, all can be skipped.
         let mut skippable = vec![0_usize; places + 1];
         for place in 0..places {
             skippable[place + 1] = skippable[place] + usize::from(kinds[place].0);
@@ -112,7 +113,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
             }
         }
         for item in 1..items {
-            // The last place that is complete and from which all between can be left out.
+            // The last complete place from which all places between can be skipped.
             let mut from: Option<usize> = None;
             for place in 0..places {
                 for seen in [false, true] {
@@ -146,7 +147,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
                     if !forward[cell(item, place, seen)] {
                         continue;
                     }
-                    // The next one of the same instruction.
+                    // The next item of the same IR instruction.
                     let next_own = own(item + 1, place);
                     let is_allowed = !(seen && next_own && kinds[place].1);
                     let stays = is_allowed && backward[cell(item + 1, place, seen || next_own)];
@@ -155,7 +156,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
                     backward[cell(item, place, seen)] = stays || goes_on;
                 }
                 let begins = [false, true].into_iter().any(|seen| {
-                    // A place is begun with or without its own code.
+                    // A place begins with or without its own code.
                     backward[cell(item + 1, place, seen)] && seen == own(item + 1, place)
                 });
                 if begins {
@@ -185,14 +186,14 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
             && at >= FIRST
             && self.body.snapshot_of(at) as u8 != exit
         {
-            // Guards leave by the exit of the snapshot before them.
+            // A guard leaves by the exit of the snapshot before it.
             return false;
         }
         can_come_from(machine, opcode, ins)
     }
 
-    /// Pairs of machine code and intermediate code that belong together, in order. They are told apart by the snapshots,
-    /// if the VM keeps where their code begins, and by the returns to lower frames.
+    /// Segments of machine code and intermediate code that belong together, in order. Snapshots separate them, if the
+    /// VM stores where their code begins, and so do the returns to lower frames.
     fn segments<'b>(&self, code: &'b [Machine], returns: &[(u16, u32)]) -> Vec<(&'b [Machine], Vec<u16>)> {
         let end = self.body.code.end();
         let snapshots = self.body.snapshots.iter().skip(1);
@@ -215,7 +216,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         segments
     }
 
-    /// What all candidates share.
+    /// The frames that all candidates share, and whether the innermost one is certain.
     fn merge(&self, stacks: &Stacks, candidates: &[CandidateReading]) -> (Chain, bool) {
         let mut chains = candidates.iter().map(|&(stack, position)| stacks.frames(stack, position));
         let Some(mut shared) = chains.next() else { return (Chain::new(), false) };
@@ -225,7 +226,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
             certain &= same == shared.len() && same == chain.len();
             shared.truncate(same);
             for (depth, (frame, other)) in shared.iter_mut().zip(&chain).enumerate() {
-                // Where a function is called may name what is called there: for that, the same line is not enough.
+                // Where a function is called, the position may name the callee: then being in the same line is not enough.
                 let is_innermost = depth + 1 == same;
                 if frame.1 != other.1 && !(is_innermost && self.is_same_line(frame.0, [frame.1, other.1])) {
                     frame.1 = NOWHERE;
@@ -235,7 +236,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         (shared, certain)
     }
 
-    /// Whether both positions in a function are known, and in the same line.
+    /// Whether both positions in a function are known and in the same line.
     fn is_same_line(&self, callee: Callee, positions: [u32; 2]) -> bool {
         let prototype = callee.prototype().and_then(|prototype| self.functions.prototype(prototype));
         let [one, other] = positions.map(|position| prototype?.line_at(position));

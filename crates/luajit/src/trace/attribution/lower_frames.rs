@@ -1,4 +1,4 @@
-//! Lower frames that a trace returns to (`RETF`). After each such return, `jit_base` is that frame's base.
+//! The lower frames that a trace returns to (`RETF`). After each such return, `jit_base` is the base of the lower frame.
 //!
 //! LuaJIT's sources: [`asm_retf`], [`asm_tail_link`].
 //!
@@ -15,10 +15,10 @@ use crate::trace::ir::{FIRST, IrOp as Ir, Numbering};
 #[derive(Clone, Debug)]
 pub(in crate::trace) struct LowerFrames {
     returns: Vec<Return>,
-    /// The offset in the machine code from which on `jit_base` is the frame of each; [`None`] if the code does not show as
-    /// many stores as there are returns.
+    /// For each return, the offset in the machine code after which `jit_base` is the lower frame's; [`None`] if the
+    /// code does not have as many stores as there are returns.
     offsets: Option<Vec<u32>>,
-    /// The same for the trace that it goes on with, if that has another base.
+    /// The same for the trace that follows, if that has another base.
     moved: Option<u32>,
 }
 
@@ -27,14 +27,14 @@ pub(in crate::trace) struct LowerFrames {
 struct Return {
     /// Its reference in the intermediate code.
     at: u16,
-    /// The function that it returns to, and the position after the call there; [`None`] if they cannot be told.
+    /// The function that it returns to, and the position after the call there; [`None`] if they are not known.
     to: Option<(Callee, u32)>,
 }
 
 impl LowerFrames {
-    /// Those of a trace. `base_stores` are the offsets in its machine code behind what sets `jit_base`
-    /// ([`base_stores`](crate::arch::base_stores)): each return does (`asm_retf`, `lj_asm_x86.h`), in the order of
-    /// the intermediate code, and the end of the trace may (`asm_tail_link`, `lj_asm.c`).
+    /// The returns of a trace. `base_stores` are the offsets in its machine code after each store of `jit_base`
+    /// ([`base_stores`](crate::arch::base_stores)). Each return has one (`asm_retf`, `lj_asm_x86.h`), in the order of
+    /// the intermediate code, and the end of the trace may have one (`asm_tail_link`, `lj_asm.c`).
     pub fn read(
         layout: &VmLayout,
         body: &TraceBody,
@@ -61,31 +61,31 @@ impl LowerFrames {
         Self { returns, offsets, moved }
     }
 
-    /// From this offset on `jit_base` is that of the trace that it goes on with.
+    /// The offset from which on `jit_base` belongs to the trace that follows.
     pub fn moved(&self) -> Option<u32> {
         self.moved
     }
 
-    /// The function that each return is to, and the position after the call there, up to the first that cannot be told.
+    /// The function that each return leads to, and the position after the call there, up to the first unknown one.
     pub fn targets(&self) -> Vec<(Callee, u32)> {
         self.returns.iter().map_while(|one| one.to).collect()
     }
 
-    /// Whether it makes none.
+    /// Whether the trace makes no such return.
     pub fn is_empty(&self) -> bool {
         self.returns.is_empty()
     }
 
-    /// Where the code behind each return begins: in the intermediate code, and in the machine code; [`None`] if that cannot
-    /// be told. What the assembler emits for an instruction lies behind all that it emits for those before, and setting
-    /// `jit_base` is the last that a return does.
+    /// Where the code after each return begins, in the intermediate code and in the machine code; [`None`] if that is
+    /// not known. The assembler emits machine code in the order of the instructions, and a return sets `jit_base` as
+    /// the last thing that it does.
     pub fn bounds(&self) -> Option<Vec<(u16, u32)>> {
         let offsets = self.offsets.as_ref()?.iter();
         Some(self.returns.iter().zip(offsets).map(|(one, &offset)| (one.at + 1, offset)).collect())
     }
 
-    /// The function whose frame `jit_base` is at an offset of the machine code; [`None`] if the trace has not returned by
-    /// then, or if it cannot be told.
+    /// The function whose base is in `jit_base` at an offset of the machine code; [`None`] if the trace has not
+    /// returned by then, or if it is not known.
     pub fn base_at(&self, offset: u32) -> Option<Callee> {
         let last = self.offsets.as_ref()?.partition_point(|from| *from <= offset).checked_sub(1)?;
         self.returns[last].to.map(|(callee, _)| callee)
@@ -99,7 +99,7 @@ mod tests {
     const PAGE: Callee = Callee::Lua { prototype: 0x10, function: None };
     const ROW: Callee = Callee::Lua { prototype: 0x20, function: None };
 
-    /// A trace that returns to ROW, and from there to PAGE.
+    /// A trace that returns to ROW, and then to PAGE.
     fn lower(base_stores: &[u32]) -> LowerFrames {
         let returns = [(0x8005, (ROW, 5)), (0x8009, (PAGE, 8))].map(|(at, to)| Return { at, to: Some(to) });
         LowerFrames::new(returns.to_vec(), base_stores.to_vec())

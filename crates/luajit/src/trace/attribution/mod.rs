@@ -1,9 +1,9 @@
 //! Tells which function each machine instruction of a trace belongs to.
 //!
-//! The snapshots say where the trace would be left, not whose code runs. So all ways are sought that the recorder can
-//! have gone through the bytecode ([`super::reading`]); the machine code is put beside the intermediate code, again in
-//! all ways that are possible (`code`). What belongs to the same function in all of them is certain. The rest is given
-//! to the innermost frame that all of them share, and marked.
+//! The snapshots say where the trace can be left, not whose code runs. So [`super::reading`] finds all paths through
+//! the bytecode that the recorder can have taken, and `code` aligns the machine code with the intermediate code, again
+//! in all possible ways. If an instruction belongs to the same function in all of them, that function is certain. Any
+//! other instruction is attributed to the innermost frame that all of them share, and marked.
 //!
 //! LuaJIT's sources: [`lj_snap_replay`].
 //!
@@ -32,45 +32,45 @@ use crate::InterpreterText;
 
 pub(in crate::trace) use lower_frames::LowerFrames;
 
-/// The frames within a trace, from the one in which it runs inward, and the position in each ([`NOWHERE`] if it is
-/// not known).
+/// The frames within a trace, from the frame in which the trace starts inward, each with the position in it
+/// ([`NOWHERE`] if it is not known).
 pub type Chain = Vec<(Callee, u32)>;
 
-/// What a stretch of machine code belongs to.
+/// A range of machine code and the frames that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodeSpan {
-    /// Offset of its first instruction.
+    /// Offset of its first instruction in the trace's machine code.
     pub offset: u32,
     /// The frames.
     pub chain: Chain,
-    /// Whether the innermost frame is certain. If not, another one may have been inlined into it.
+    /// Whether the innermost frame is certain. If not, another function may have been inlined into it.
     pub certain: bool,
 }
 
-/// The stretches of a trace's machine code, in order.
+/// The attribution of all machine code of a trace, as ranges in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attribution {
     spans: Vec<CodeSpan>,
 }
 
 impl Attribution {
-    /// The stretch at an offset.
+    /// The range that contains an offset.
     pub fn at(&self, offset: u32) -> Option<&CodeSpan> {
         self.spans[..self.spans.partition_point(|span| span.offset <= offset)].last()
     }
 
-    /// How many bytes of memory it takes, about.
+    /// Approximate memory use in bytes.
     pub fn size(&self) -> usize {
         self.spans.iter().map(|span| size_of::<CodeSpan>() + size_of_val(&*span.chain)).sum()
     }
 
-    /// All stretches.
+    /// All ranges.
     pub fn spans(&self) -> &[CodeSpan] {
         &self.spans
     }
 }
 
-/// What is needed to attribute the code of a trace.
+/// The inputs for the attribution of a trace's code.
 pub struct Attributor<'a, M, S> {
     /// The target's memory, for the bytecode.
     pub memory: &'a M,
@@ -82,20 +82,20 @@ pub struct Attributor<'a, M, S> {
     pub numbering: Numbering,
     /// Its functions.
     pub functions: &'a TraceFunctions,
-    /// What lies around it.
+    /// Access to the objects around the trace.
     pub queries: &'a S,
-    /// The exit that the code at an address leaves by (its lowest byte), if it is an exit's.
+    /// The exit that the code at an address leaves by (its lowest byte), if that code belongs to an exit.
     pub exit_at: &'a dyn Fn(u64) -> Option<u8>,
     /// Whether types of C data have metatables.
     pub metatypes: bool,
     /// The interpreter's machine code.
     pub text: &'a InterpreterText,
-    /// The lower frames that it returns to.
+    /// The lower frames that the trace returns to.
     pub(in crate::trace) lower_frames: &'a LowerFrames,
 }
 
 impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
-    /// Attributes all code of the trace, with so much effort. Whether it was enough is the second result.
+    /// Attributes all code of the trace with limited effort. The second result tells whether the effort was enough.
     pub fn attribute(&self, effort: Effort) -> (Attribution, bool) {
         let mut budget = ReadingBudget::new(effort);
         let attribution = self.attribute_within(&mut budget);
@@ -109,7 +109,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
             .collect();
         let aims: Vec<Option<Aim>> = frames.iter().map(|frames| self.aim(&mut stacks, frames.as_deref()?)).collect();
         let (mut candidates, floating) = self.recorded(&mut stacks, &frames, &aims, budget);
-        // What is done where the trace and its loop begin belongs to the frame in which they do.
+        // Code at the start of the trace or of its loop belongs to the frame in which the trace or the loop begins.
         let beginning = self.beginning();
         for at in self.loop_at().into_iter().chain(beginning) {
             if let Some(aim) = aims.get(self.body.snapshot_of(at)).copied().flatten() {
@@ -120,8 +120,8 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         self.spans(&stacks, &aims, &candidates, only)
     }
 
-    /// The one frame that the trace runs in, if it can have entered no other: it calls no Lua function but its own, which
-    /// neither is a value in it nor was guarded as one.
+    /// The only frame of the trace, if the trace can have entered no other: the only Lua function that it could call is
+    /// its own, and that function is neither a value in the trace nor guarded as one.
     fn only_function(&self, stacks: &Stacks, aims: &[Option<Aim>], floating: &HashSet<u64>) -> Option<StackIndex> {
         let first = aims.first().copied().flatten()?.stack;
         let own = stacks.get(first).callee;
@@ -141,7 +141,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         is_alone.then_some(first)
     }
 
-    /// What the intermediate code may belong to, and the functions that are constants as values.
+    /// For each IR instruction, what it may belong to; and the functions that are constants as values.
     fn recorded(
         &self,
         stacks: &mut Stacks,
@@ -197,7 +197,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         (candidates, reader.floating)
     }
 
-    /// The references that belong to the beginning of the trace: of a side trace, what it takes over from its parent
+    /// The references at the beginning of the trace: in a side trace, the values that it takes over from its parent
     /// (`lj_snap_replay`, `lj_snap.c`).
     fn beginning(&self) -> Range<u16> {
         BIAS..self.body.snapshots.first().map_or(FIRST, |snapshot| snapshot.at).max(FIRST)
@@ -218,12 +218,12 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         for (depth, frame) in frames.iter().enumerate().rev() {
             let callee = frame.callee.filter(|callee| callee.prototype().is_some() || depth != 0);
             let Some(callee) = callee else {
-                // A library function that the trace calls by leaving it: the call itself is as far as it gets.
+                // A library function that the trace leaves to call: the call itself is the last position on the trace.
                 return stack.filter(|_| depth == 0).map(|stack| Aim { stack, position: call });
             };
             stack = Some(stacks.intern(stack, callee, call));
             call = match callee.prototype() {
-                // The PC of a caller is that of the instruction after its call.
+                // The PC of a caller points to the instruction after its call.
                 Some(prototype) => {
                     self.functions.position(self.functions.prototype(prototype)?, frame.pc)?.wrapping_sub(1)
                 }

@@ -1,4 +1,4 @@
-//! Where comparisons and loops lead.
+//! The targets of comparisons and loops.
 //!
 //! LuaJIT's sources: [`rec_comp_fixup`], [`rec_for`].
 //!
@@ -11,8 +11,8 @@ use crate::bytecode::Op;
 use crate::trace::stacks::Stacks;
 
 impl<S: VmQueries> Reader<'_, S> {
-    /// Where a bytecode that branches goes: if its comparison holds, and if not. A snapshot of its guard has the one
-    /// that it does not go to (`rec_comp_fixup`, `rec_for`, `lj_record.c`).
+    /// The targets of a branching bytecode: if its comparison holds, and if not. The snapshot of its guard has the
+    /// target that it does not go to (`rec_comp_fixup`, `rec_for`, `lj_record.c`).
     pub(super) fn ways(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep) -> Option<(u32, u32)> {
         let after = step.position + 1;
         match step.op {
@@ -26,20 +26,20 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// First instruction of the numeric loop that ends at `place`. The loop's own jump may be replaced by a trace's
-    /// number, but not that of its beginning, which leads behind it.
+    /// First instruction of the numeric loop that ends at `place`. A trace's number may replace the jump at the loop's
+    /// end, but not the jump at its beginning, which leads to the instruction after the loop.
     pub(super) fn loop_body(&self, stacks: &Stacks, place: &ReadingPlace) -> Option<u32> {
         self.beginning(stacks, place, place.position + 1, &[Op::FORI, Op::JFORI])
     }
 
     /// First instruction of the generic loop that ends at `end` with an `ITERL`: its beginning jumps to the iterator's
-    /// call, which is right before that.
+    /// call, which is right before the `ITERL`.
     pub(super) fn iterator_body(&self, stacks: &Stacks, place: &ReadingPlace, end: u32) -> Option<u32> {
         self.beginning(stacks, place, end.wrapping_sub(1), &[Op::JMP, Op::ISNEXT])
     }
 
-    /// The position after the first instruction that is one of `ops` and jumps to `target`: those in the loop's body that
-    /// do, too, come after its beginning.
+    /// The position after the first instruction that is one of `ops` and jumps to `target`. The loop's body may have
+    /// such instructions, too, but they come after its beginning.
     fn beginning(&self, stacks: &Stacks, place: &ReadingPlace, target: u32, ops: &[Op]) -> Option<u32> {
         let prototype = self.prototype(stacks, place)?;
         let begins = |at: &u32| {
@@ -51,7 +51,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 }
 
-/// Where a jump at `from` leads.
+/// The target of a jump at `from`.
 pub(super) fn jump(from: u32, d: u16) -> u32 {
     from.wrapping_add(1).wrapping_add(u32::from(d)).wrapping_sub(0x8000)
 }

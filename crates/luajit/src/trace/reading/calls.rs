@@ -1,4 +1,4 @@
-//! Calls and returns: which function they enter, and where they come back to.
+//! Calls and returns: the functions that they enter, and the places that they return to.
 //!
 //! LuaJIT's sources: [`callunroll`], [`lj_opt_dse_ahstore`], [`rec_call_setup`], [`lj_record_ret`],
 //! [`rec_call_specialize`].
@@ -15,10 +15,10 @@ use crate::trace::functions::Callee;
 use crate::trace::ir::{FIRST, IrOp as Ir, irt};
 use crate::trace::stacks::{NOWHERE, Stacks};
 
-/// Frames in a trace: more than the slots that a snapshot has room for.
+/// The most frames in a trace: more than a snapshot has room for.
 pub(super) const MAX_DEPTH: usize = 120;
 
-/// How often a trace runs the same function above itself: `callunroll` is 3 by default, `recunroll` 2 (`lj_jit.h`),
+/// How often a trace may run the same function above itself: `callunroll` is 3 by default, `recunroll` 2 (`lj_jit.h`),
 /// and each counts calls beyond the first.
 pub(super) const MAX_RECURSION: usize = 5;
 
@@ -29,7 +29,7 @@ impl<S: VmQueries> Reader<'_, S> {
         place.slot(if step.op == Op::ITERC { a.wrapping_sub(3) } else { a })
     }
 
-    /// What a call of a value may call.
+    /// The functions that a call of this value may enter.
     pub(super) fn callees_of(&self, value: SlotValue) -> Vec<Callee> {
         let others = || {
             let mut callees = self.functions.callable();
@@ -56,7 +56,8 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// What a call of what was found in a field or an upvalue may call, which is looked for once. [`None`] if it is not known.
+    /// The functions that a call of a value from a field or an upvalue may enter, searched only once. [`None`] if they
+    /// are not known.
     fn found_callees(&self, value: SlotValue) -> Option<Vec<Callee>> {
         if let Some(known) = self.callees.borrow().get(&value) {
             return known.clone();
@@ -70,8 +71,8 @@ impl<S: VmQueries> Reader<'_, S> {
         found
     }
 
-    /// What a call of what was found by a string may call: what a guard holds against what was loaded by it, or what was
-    /// stored by it. [`None`] if that is not known.
+    /// The functions that a call of a value loaded by this string may enter: the ones with which guards compare such
+    /// values, or that were stored under the string. [`None`] if they are not known.
     fn callees_by(&self, string: u64) -> Option<Vec<Callee>> {
         let code = &self.body.code;
         let by_it = |at: &u16| self.may_be_by_string(code.ins(*at).op1(), string);
@@ -80,12 +81,12 @@ impl<S: VmQueries> Reader<'_, S> {
             (FIRST..code.end()).filter(|at| self.op(*at) == Some(Ir::HSTORE)).filter(by_it).collect();
         // A store of another value may have been dropped (`lj_opt_dse_ahstore`, `lj_opt_mem.c`).
         let is_dropped = !stores.is_empty() && (FIRST..code.end()).any(|at| self.op(at) == Some(Ir::NOP));
-        // Fields of C data are loaded otherwise.
+        // Fields of C data are loaded in another way.
         if is_dropped || self.powers.cdata {
             return None;
         }
         let values = loads.map(SlotValue::Ref).chain(stores.iter().map(|&at| self.value(code.ins(at).op2())));
-        // A constant that the table was made with.
+        // The table may have been created with a constant.
         let mut callees = self.called_objects();
         for callee in values.flat_map(|value| self.callees_of(value)) {
             if !callees.contains(&callee) {
@@ -95,7 +96,7 @@ impl<S: VmQueries> Reader<'_, S> {
         Some(callees)
     }
 
-    /// What a call of an upvalue may call, if none of the closures that the trace knows can change it.
+    /// The functions that a call of an upvalue may enter, if none of the trace's known closures can change the upvalue.
     fn callees_in(&self, prototype: u64, index: u16) -> Option<Vec<Callee>> {
         if self.functions.is_any_closure(prototype) || self.unknown_closures.contains(&prototype) {
             return None;
@@ -112,7 +113,7 @@ impl<S: VmQueries> Reader<'_, S> {
         (!callees.is_empty()).then_some(callees)
     }
 
-    /// What a call of something that is no function may call.
+    /// The functions that a call of an object, which is no function, may enter.
     fn called_objects(&self) -> Vec<Callee> {
         let named = self.powers.looks_for("__call");
         let may_be = |callee: &Callee| match callee {
@@ -131,7 +132,7 @@ impl<S: VmQueries> Reader<'_, S> {
         usize::from(step.instruction.a()) + if self.fr2 { 2 } else { 1 }
     }
 
-    /// The places after a call was set up: at the function's beginning, or in a library function.
+    /// The places after a call was set up: at the beginning of the function, or in a library function.
     pub(super) fn enter_called(
         &self,
         stacks: &mut Stacks,
@@ -150,8 +151,7 @@ impl<S: VmQueries> Reader<'_, S> {
         };
         match callee {
             Callee::Native { .. } => {
-                // A library function that is called in a tail call takes its caller's place: but what it makes is
-                // still told of the call.
+                // A library function in a tail call replaces its caller's frame, but its instructions still belong to the call.
                 base.phase = Phase::Native(callee);
                 vec![base]
             }
@@ -165,7 +165,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 }
                 let arguments = self.arguments(step);
                 let called = self.called_value(place, step);
-                // An object that is called is the first argument of its `__call` (`rec_call_setup`, `lj_record.c`).
+                // A called object becomes the first argument of its `__call` (`rec_call_setup`, `lj_record.c`).
                 let object = match called {
                     SlotValue::Function(_) => Some(None),
                     SlotValue::Ref(at) if self.body.code.ins(at).kind_of_result() == irt::FUNC => Some(None),
@@ -206,7 +206,7 @@ impl<S: VmQueries> Reader<'_, S> {
         let Some(left) = next.frames.pop() else { return Vec::new() };
         let mut call = stacks.get(left.stack).call;
         let mut is_protected = false;
-        // Out of a protected call as well.
+        // A return also leaves protected calls.
         while let Some(outer) = next.frames.last().map(|frame| stacks.get(frame.stack))
             && matches!(outer.callee, Callee::Native { .. })
         {
@@ -215,7 +215,7 @@ impl<S: VmQueries> Reader<'_, S> {
             is_protected = true;
         }
         if next.frames.is_empty() {
-            // To the frame below the one in which the trace ran.
+            // A return to the frame below the one in which the trace ran.
             let Some(&(callee, position)) = self.returns.get(place.returns) else { return Vec::new() };
             let stack = stacks.intern(None, callee, NOWHERE);
             next.push(stack);
@@ -224,7 +224,7 @@ impl<S: VmQueries> Reader<'_, S> {
             let call = self.step(stacks, &next);
             next.position = position;
             if let Some(call) = call.filter(|call| matches!(call.op, Op::CALL | Op::CALLM | Op::ITERC)) {
-                // Of that frame, nothing but the results was loaded yet (`lj_record_ret`).
+                // Only the results of that frame are loaded so far (`lj_record_ret`).
                 let a = usize::from(call.instruction.a());
                 (0..a).for_each(|slot| next.set_slot(slot, SlotValue::Unloaded));
                 let wanted = usize::from(call.instruction.b()).saturating_sub(1);
@@ -267,7 +267,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 None => Vec::new(),
             },
             Some(Metamethod::Named("__concat")) => {
-                // The rest may be concatenated by further metamethods.
+                // Further metamethods may concatenate the rest.
                 let mut next = place.go(step.position + 1);
                 next.set_slot(usize::from(step.instruction.a()), SlotValue::Any);
                 vec![next, place.with(Phase::Start)]
@@ -282,5 +282,5 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 }
 
-/// A library function of which there are many, so that it is no constant (`rec_call_specialize`).
+/// A library function with many instances, so that it is no constant (`rec_call_specialize`).
 const UNNAMED: Callee = Callee::Native { function: 0, ffid: 0 };

@@ -1,5 +1,5 @@
-//! Which intermediate code a bytecode can emit (`lj_record.c`, `lj_ffrecord.c`, `lj_crecord.c`, and what `lj_opt_fold.c`
-//! and `lj_opt_narrow.c` turn it into). This may allow more than LuaJIT emits, but never less.
+//! The intermediate code that a bytecode can emit (`lj_record.c`, `lj_ffrecord.c`, `lj_crecord.c`), in any form that
+//! `lj_opt_fold.c` and `lj_opt_narrow.c` can give it. This may allow more than LuaJIT emits, but never less.
 //!
 //! LuaJIT's sources: [`lj_record_ins`], [`lj_ffrecord_func`], [`recff_cdata_index`], [`lj_opt_fold`],
 //! [`lj_opt_narrow_arith`], [`rec_comp_prep`], [`rec_upvalue`], [`rec_mm_arith`], [`lj_record_idx`],
@@ -23,7 +23,7 @@ use crate::trace::functions::Callee;
 use crate::trace::ir::{Ins, IrOp as Ir, NIL, irt};
 use crate::trace::stacks::Stacks;
 
-/// Instructions that no bytecode makes: they come from optimizations, or mark places.
+/// Whether no bytecode emits this instruction: it comes from an optimization, or marks a place.
 pub(super) fn is_transparent(op: Option<Ir>) -> bool {
     matches!(
         op,
@@ -31,12 +31,12 @@ pub(super) fn is_transparent(op: Option<Ir>) -> bool {
     )
 }
 
-/// What finds an upvalue, and checks that it is still open or in its place.
+/// Instructions that find an upvalue, and check that it is still open or in its place.
 const UPVALUES: &[Ir] = &[Ir::UREFC, Ir::UREFO, Ir::SUB, Ir::ADD, Ir::ULT, Ir::UGT, Ir::ULE, Ir::UGE, Ir::EQ, Ir::NE];
 
-/// What conversions of numbers make.
+/// Instructions of number conversions.
 pub(super) const CONVERSIONS: &[Ir] = &[Ir::CONV, Ir::STRTO, Ir::TOBIT, Ir::TOSTR];
-/// What arithmetic makes.
+/// Instructions of arithmetic.
 pub(super) const ARITHMETIC: &[Ir] = &[
     Ir::ADD,
     Ir::SUB,
@@ -55,13 +55,13 @@ pub(super) const ARITHMETIC: &[Ir] = &[
     Ir::MULOV,
     Ir::ATAN2,
 ];
-/// What bit operations make.
+/// Instructions of bit operations.
 pub(super) const BITS: &[Ir] =
     &[Ir::BNOT, Ir::BSWAP, Ir::BAND, Ir::BOR, Ir::BXOR, Ir::BSHL, Ir::BSHR, Ir::BSAR, Ir::BROL, Ir::BROR];
 pub(super) const COMPARISONS: &[Ir] =
     &[Ir::LT, Ir::GE, Ir::LE, Ir::GT, Ir::ULT, Ir::UGE, Ir::ULE, Ir::UGT, Ir::EQ, Ir::NE, Ir::ABC];
 pub(super) const CALLS: &[Ir] = &[Ir::CALLN, Ir::CALLA, Ir::CALLL, Ir::CALLS, Ir::CARG];
-/// What looking something up in a table makes, bounds and keys included.
+/// Instructions of table lookups, with bounds checks and keys.
 const INDEX: &[Ir] = &[
     Ir::AREF,
     Ir::HREFK,
@@ -100,7 +100,7 @@ const STRINGS: &[Ir] = &[
 const VARARGS: &[Ir] = &[Ir::VLOAD, Ir::SUB, Ir::ADD, Ir::AREF, Ir::BSHR, Ir::FLOAD, Ir::ALOAD, Ir::XLOAD];
 
 impl<S: VmQueries> Reader<'_, S> {
-    /// Whether the bytecode at a place can have made the instruction at `at`; it has made those from `begin` on.
+    /// Whether the bytecode at a place can have emitted the instruction at `at`; its own instructions start at `begin`.
     pub(super) fn can_make(
         &self,
         stacks: &Stacks,
@@ -124,7 +124,7 @@ impl<S: VmQueries> Reader<'_, S> {
             }
             Phase::Calling(called) => match callee {
                 Some(guarded) => guarded.same_code(called) || self.is_late_guard(stacks, step, guarded),
-                // Which function it is, or what its object's `__call` is.
+                // Checks which function is called, or looks up the object's `__call`.
                 None => {
                     let may_look_up = any(op, &[INDEX, COMPARISONS, CALLS]) && ins.kind_of_result() != irt::NUM;
                     matches!(op, Ir::FLOAD | Ir::EQ) || self.powers.looks_for("__call") && may_look_up
@@ -135,10 +135,10 @@ impl<S: VmQueries> Reader<'_, S> {
                 None => self.can_step_make(stacks, place, step, op, ins, at, begin),
             },
             Phase::Native(native) => self.can_native_make(place, step, native, ins, op, callee, begin),
-            // The guard of a comparison follows the snapshot that it leaves by (`rec_comp_prep`).
+            // The guard of a comparison comes after the snapshot by which it leaves (`rec_comp_prep`).
             Phase::Start if is_compared(step.op, op, ins) => false,
             Phase::Start | Phase::Forced(_) => match callee {
-                // Functions are compared by what compares, and told apart where an upvalue of one is read.
+                // Functions are compared by comparisons, and checked where one of their upvalues is read.
                 Some(guarded) => match step.op {
                     Op::ISEQV | Op::ISNEV => {
                         let slots = [usize::from(step.instruction.a()), usize::from(step.instruction.d())];
@@ -152,7 +152,7 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// The function that a guard holds a value against, if it does.
+    /// The function with which a guard compares a value, if it does.
     fn guarded_function(&self, op: Ir, ins: Ins) -> Option<Callee> {
         if op != Ir::EQ || !ins.is_guard() {
             return None;
@@ -160,20 +160,21 @@ impl<S: VmQueries> Reader<'_, S> {
         self.functions.guard(ins.op1(), ins.op2())
     }
 
-    /// The running function is told apart only where an upvalue of it is read (`rec_upvalue`), and if it was there when the
-    /// trace began: the functions that it has called are known.
+    /// Whether the guard checks the running function late. The recorder checks it only where one of its upvalues is read
+    /// (`rec_upvalue`), and only if it was running when the trace began: the functions that the trace has called are known.
     fn is_late_guard(&self, stacks: &Stacks, step: BytecodeStep, guarded: Callee) -> bool {
         step.op == Op::UGET && self.begins_with(stacks, step.stack) && stacks.get(step.stack).callee.same_code(guarded)
     }
 
-    /// A slot is loaded where it is read, and only of frames that the trace has not entered itself.
+    /// Whether a load of a slot can be here: slots are loaded where they are read, and only in frames that the trace
+    /// has not entered itself.
     fn can_load(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep, ins: Ins) -> bool {
         if place.phase == Phase::Setup {
             return true;
         }
         let is_known = self.begins_with(stacks, step.stack);
         let Some((depth, slot)) = self.loaded(place, ins.op1()) else {
-            // The function of the frame, to reach what belongs to it.
+            // The function of the frame, to reach its upvalues, environment or constants.
             let reads_own = matches!(
                 step.op,
                 Op::UGET | Op::USETV | Op::USETS | Op::USETN | Op::USETP | Op::GGET | Op::GSET | Op::FNEW
@@ -185,11 +186,11 @@ impl<S: VmQueries> Reader<'_, S> {
         may_be_any || is_known && depth + 1 == place.frames.len() && reads_slot(step, slot)
     }
 
-    /// The frame, counted from the outermost, and the slot in it that a load loads; none if that is no slot.
+    /// The frame (counted from the outermost) and its slot that a load reads; [`None`] if it reads no slot.
     pub(super) fn loaded(&self, place: &ReadingPlace, slot: u16) -> Option<(usize, usize)> {
         let slot = usize::from(slot);
         let first = if self.fr2 { 2 } else { 1 };
-        // After a return, the frame that was returned to is the first one.
+        // After a return, the frame that was returned to counts as the first one.
         let shown = self.frames.first().and_then(Option::as_ref).filter(|_| place.returns == 0);
         let Some(shown) = shown.filter(|frames| frames.len() > 1 && place.frames.len() >= frames.len()) else {
             return slot.checked_sub(first).map(|slot| (0, slot));
@@ -198,7 +199,7 @@ impl<S: VmQueries> Reader<'_, S> {
         Some((shown.len() - 1 - frame, slot - shown[frame].base))
     }
 
-    /// Whether a frame was there when the trace began, or when it returned to it.
+    /// Whether a frame existed when the trace began, or when the trace returned to it.
     fn begins_with(&self, stacks: &Stacks, stack: super::StackIndex) -> bool {
         if stacks.get(stack).caller.is_none() {
             return true;
@@ -224,7 +225,7 @@ impl<S: VmQueries> Reader<'_, S> {
         at: u16,
         begin: u16,
     ) -> bool {
-        // Operations of C data may make anything, and so may what looks for metamethods.
+        // Operations on C data may emit anything, and so may a search for metamethods.
         let name = step.instruction.opcode(self.set).map(|opcode| opcode.metamethod);
         if let Some(Metamethod::Named(name)) = name {
             let looks = self.powers.looks_for(name) || name == "__le" && self.powers.looks_for("__lt");
@@ -236,13 +237,13 @@ impl<S: VmQueries> Reader<'_, S> {
             {
                 return true;
             }
-            // Those of C data are called, by a library function (`rec_mm_arith`, `lj_record_idx`).
+            // Metamethods of C data are called by a library function (`rec_mm_arith`, `lj_record_idx`).
             let is_called = matches!(place.phase, Phase::Meta(_));
             if is_called && self.powers.cdata && self.operands_may_be_objects(stacks, place, step) {
                 return !matches!(op, Ir::ULOAD | Ir::UREFC | Ir::UREFO | Ir::USTORE | Ir::RETF);
             }
         }
-        // Signs are changed by a mask, which is loaded from the VM's own state (`lj_ir_ggfload`, `lj_ir.c`).
+        // Signs are changed with a mask that is loaded from the VM's own state (`lj_ir_ggfload`, `lj_ir.c`).
         let is_mask = op == Ir::FLOAD && ins.op1() == NIL;
         let makes = match step.op {
             Op::UNM
@@ -282,8 +283,8 @@ impl<S: VmQueries> Reader<'_, S> {
                 any(op, &[COMPARISONS, &[Ir::CONV, Ir::STRTO, Ir::CALLN, Ir::CALLL, Ir::CARG]])
             }
             Op::ISEQV | Op::ISNEV | Op::ISEQS | Op::ISNES | Op::ISEQN | Op::ISNEN | Op::ISEQP | Op::ISNEP => {
-                // Of tables, `__eq` is looked for even where there is none.
-                // A piece of a string is compared with a constant one as it lies there.
+                // For tables, `__eq` is looked up even if there is none. A part of a string is compared with a constant
+                // in place.
                 any(op, &[COMPARISONS, STRINGS, &[Ir::CONV, Ir::FLOAD, Ir::XLOAD, Ir::BAND, Ir::BOR, Ir::ADD]])
             }
             Op::FORI | Op::JFORI => any(op, &[COMPARISONS, CONVERSIONS, &[Ir::ADDOV, Ir::SUBOV]]),
@@ -314,7 +315,7 @@ impl<S: VmQueries> Reader<'_, S> {
             Op::RET | Op::RETM | Op::RET0 | Op::RET1 => {
                 op == Ir::RETF || op == Ir::CONV || self.powers.metamethods && any(op, &[STRINGS, CONVERSIONS])
             }
-            // Integers become numbers where a trace ends (`canonicalize_slots`).
+            // Integers are converted to numbers at the end of a trace (`canonicalize_slots`).
             Op::LOOP
             | Op::ILOOP
             | Op::JLOOP
@@ -325,13 +326,13 @@ impl<S: VmQueries> Reader<'_, S> {
             | Op::JFUNCV
             | Op::IFUNCV => op == Ir::CONV,
             Op::ISTYPE | Op::ISNUM => any(op, &[CONVERSIONS]),
-            // All of a call is made while it is set up, or by what it calls.
+            // All instructions of a call are emitted while it is set up, or by the callee.
             _ => false,
         };
         makes && self.operands_fit(stacks, place, step, ins, at, begin)
     }
 
-    /// Whether an operand of the instruction may be something else than a number.
+    /// Whether an operand of the bytecode may be something else than a number.
     fn operands_may_be_objects(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep) -> bool {
         let ins = step.instruction;
         let slots: Vec<u8> = match step.op {

@@ -10,22 +10,22 @@ use super::place::{Phase, ReadingPlace, RecorderFrame};
 /// One state of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SearchState {
-    /// The number of the place.
+    /// Number of the place.
     pub place: u32,
-    /// The instruction that comes next.
+    /// Reference of the next IR instruction.
     pub at: u16,
-    /// The first instruction that the bytecode has made.
+    /// Reference of the first IR instruction that the bytecode has emitted.
     pub begin: u16,
-    /// The snapshot that comes next.
+    /// Index of the next snapshot.
     pub snapshot: u16,
 }
 
 /// How a state was reached.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
-    /// The state before.
+    /// Number of the state before.
     pub from: u32,
-    /// The instruction that was made on the way.
+    /// Reference of the IR instruction that was emitted on the way.
     pub made: Option<u16>,
 }
 
@@ -37,11 +37,11 @@ pub(super) struct Graph {
     frames: Frames,
     /// The states, by number.
     pub states: Vec<SearchState>,
-    /// Their numbers.
+    /// The numbers of the states.
     pub known: HashMap<SearchState, u32>,
-    /// How each was reached.
+    /// For each state, how it was reached.
     pub arrivals: Vec<Vec<Arrival>>,
-    /// Those that were not looked at yet, by the snapshot that comes next.
+    /// States that were not examined yet, by the next snapshot.
     open: BTreeMap<u16, Vec<u32>>,
 }
 
@@ -57,12 +57,12 @@ struct Key {
 /// The frames of all places, each kept once.
 struct Frames {
     numbers: HashMap<Rc<RecorderFrame>, u32>,
-    /// The same by address: a frame that did not change since it was numbered has not to be looked at again.
+    /// Numbers by address: a frame that has not changed since it was numbered needs no comparison.
     addresses: HashMap<*const RecorderFrame, u32>,
 }
 
 impl Frames {
-    /// The number of a frame, which becomes the one that is kept.
+    /// The number of a frame. The kept copy of the frame replaces it.
     fn number(&mut self, frame: &mut Rc<RecorderFrame>) -> u32 {
         if let Some(&number) = self.addresses.get(&Rc::as_ptr(frame)) {
             return number;
@@ -79,7 +79,7 @@ impl Frames {
 }
 
 impl Graph {
-    /// Without any state.
+    /// A graph without states.
     pub fn new() -> Self {
         Self {
             places: Vec::new(),
@@ -116,7 +116,7 @@ impl Graph {
         self.arrivals[number as usize].extend(arrival);
     }
 
-    /// A state to look at: all before a snapshot come before those behind it.
+    /// A state to examine: all states before a snapshot come before the states after it.
     pub fn take(&mut self) -> Option<u32> {
         loop {
             let mut first = self.open.first_entry()?;

@@ -3,7 +3,7 @@
 use crate::bytecode::Op;
 use crate::trace::ir::IrOp as Ir;
 
-/// The operations that arithmetic ends with.
+/// The IR operations with which arithmetic ends.
 pub(super) const RESULTS: [Ir; 8] = [Ir::ADD, Ir::SUB, Ir::MUL, Ir::DIV, Ir::NEG, Ir::ADDOV, Ir::SUBOV, Ir::MULOV];
 
 /// Whether an instruction looks something up in a table.

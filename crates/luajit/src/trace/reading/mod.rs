@@ -1,17 +1,17 @@
 //! All readings of a trace: every path through the bytecode that the recorder can have taken.
 //!
-//! The recorder (`lj_record.c`) follows the interpreter, bytecode by bytecode, and appends intermediate code. What is
-//! left of it is that code, in order, and some snapshots, which say where the recorder was. A reading is a way through
-//! the bytecode together with a cut of the code into what each bytecode has made. Here all readings are kept that the
-//! following allows, and none is preferred:
+//! The recorder (`lj_record.c`) follows the interpreter, bytecode by bytecode, and appends intermediate code. It leaves
+//! behind that code, in order, and some snapshots, which say where the recorder was. A reading is a path through the
+//! bytecode together with a division of the intermediate code into the part of each bytecode. This module keeps all
+//! readings that satisfy the following rules, and prefers none:
 //!
-//! - a bytecode makes certain instructions only (`emits`), of certain operands (`operands`);
-//! - only functions are called that are constants of the trace, since each call makes its function one
-//!   ([`rec_call_specialize`]), and of a value that a guard holds against functions only those;
+//! - a bytecode emits only certain instructions (`emits`), with certain operands (`operands`);
+//! - a called function must be a constant of the trace, since each call makes its function a constant
+//!   ([`rec_call_specialize`]). If a guard compares the called value with functions, it must be one of these functions;
 //! - a snapshot was taken at its PC, in its frames, with its values in their slots;
-//! - the way is connected, from the first snapshot to the last one that was recorded.
+//! - the path is connected, from the first snapshot to the last one that was recorded.
 //!
-//! What an instruction belongs to is certain if it belongs to the same in all of them.
+//! If an instruction belongs to the same bytecode and call stack in all readings, that is certain.
 //!
 //! LuaJIT's sources: [`lj_record_ins`], [`SNAP_FRAME`].
 //!
@@ -54,9 +54,9 @@ use crate::bytecode::{Instruction, Op};
 /// What an instruction may belong to: a call stack, and a bytecode in its innermost function.
 pub type CandidateReading = (StackIndex, u32);
 
-/// What must be known of the VM beyond the trace.
+/// Facts about the VM beyond the trace that a reading needs.
 pub trait VmQueries {
-    /// What an upvalue of a closure holds, if it never changes, so that it is a constant of the trace.
+    /// The constant value of a closure's upvalue, if the upvalue never changes: then it is a constant of the trace.
     fn upvalue(&self, closure: u64, index: u16) -> Option<Constant>;
     /// Address of an upvalue of a closure. Several closures may share it.
     fn upvalue_address(&self, closure: u64, index: u16) -> Option<u64>;
@@ -64,7 +64,7 @@ pub trait VmQueries {
     fn string(&self, prototype: &Prototype, index: u16) -> Option<u64>;
     /// The constant number `index` of a prototype.
     fn number(&self, prototype: &Prototype, index: u16) -> Option<f64>;
-    /// The instruction of a prototype that the start of `trace` has replaced.
+    /// The original instruction of a prototype that the start of `trace` has replaced.
     fn start_instruction(&self, prototype: &Prototype, position: u32, trace: u16) -> Option<Instruction>;
 }
 
@@ -79,20 +79,20 @@ pub enum Constant {
     Other,
 }
 
-/// One bytecode of a way.
+/// One bytecode of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BytecodeStep {
     /// The call stack that executes it.
     pub stack: StackIndex,
     /// Its index in the innermost function.
     pub position: u32,
-    /// What it is.
+    /// The instruction.
     pub instruction: Instruction,
     /// Its opcode.
     pub op: Op,
 }
 
-/// Where a snapshot was taken.
+/// The place of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aim {
     /// Its call stack.
@@ -101,7 +101,7 @@ pub struct Aim {
     pub position: u32,
 }
 
-/// A trace that is read.
+/// A trace and everything that is needed to find its readings.
 pub struct Reader<'a, S> {
     /// The trace.
     pub body: &'a TraceBody,
@@ -109,35 +109,35 @@ pub struct Reader<'a, S> {
     pub numbering: Numbering,
     /// The functions of the trace.
     pub functions: &'a TraceFunctions,
-    /// What lies around the trace.
+    /// Access to the objects around the trace.
     pub queries: &'a S,
     /// The numbering of bytecodes.
     pub set: BytecodeSet,
     /// Whether frames take two slots.
     pub fr2: bool,
-    /// The frames that the trace returns to, in order: the function, and the position after the call.
+    /// The frames that the trace returns to, in order: the function, and the position after its call.
     pub returns: &'a [(Callee, u32)],
-    /// Where its snapshots were taken; none where that cannot be told.
+    /// Where each snapshot was taken; [`None`] if that is not known.
     pub aims: &'a [Option<Aim>],
-    /// The frames of its snapshots.
+    /// The frames of each snapshot.
     pub frames: &'a [Option<Vec<SnapshotFrame>>],
-    /// How many snapshots were recorded; the others are copies of the loop's.
+    /// How many snapshots were recorded; the others are copies made for the loop.
     pub recorded: usize,
-    /// What the trace can have done at all.
+    /// What the trace is able to do at all.
     pub powers: Powers,
     /// Functions that are constants as values, so that they may be called without a guard ([`Callee::code`]).
     pub floating: HashSet<u64>,
     /// Numbers that are constants of the trace, as their bits.
     pub numbers: HashSet<u64>,
-    /// Prototypes of which a closure may run that is no constant ([`Self::find_unknown_closures`]).
+    /// Prototypes that may have a running closure that is no constant ([`Self::find_unknown_closures`]).
     pub unknown_closures: HashSet<u64>,
-    /// What fields and upvalues may hold that can be called, as far as it was asked for; [`None`] if it is not known.
+    /// The callable values that fields and upvalues may hold, as far as they were asked for; [`None`] if they are not known.
     pub callees: RefCell<HashMap<SlotValue, Option<Vec<Callee>>>>,
 }
 
 impl<S: VmQueries> Reader<'_, S> {
-    /// Finds the functions that are constants as values: in upvalues that never change, stored somewhere, or in the slots
-    /// of a snapshot.
+    /// Finds the functions that are constants as values: in upvalues that never change, in stores, or in the slots of a
+    /// snapshot.
     pub fn find_floating(&self) -> HashSet<u64> {
         let mut floating = HashSet::new();
         let callable = self.functions.callable();

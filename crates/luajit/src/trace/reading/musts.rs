@@ -1,4 +1,4 @@
-//! What a bytecode must have emitted; a reading without it is refuted.
+//! The IR instructions that a bytecode must have emitted; without them a reading is refuted.
 //!
 //! LuaJIT's sources: [`rec_call_specialize`], [`lj_record_mm_lookup`], [`lj_record_ins`], [`lj_opt_fold`],
 //! [`lj_opt_narrow_arith`], [`lj_opt_narrow_mod`].
@@ -22,7 +22,7 @@ use crate::trace::ir::{BIAS, FIRST, IrOp as Ir, irt, is_wide};
 use crate::trace::stacks::Stacks;
 
 impl<S: VmQueries> Reader<'_, S> {
-    /// Whether a bytecode may be left that has made these instructions.
+    /// Whether a reading may leave a bytecode after it has emitted these instructions.
     pub(super) fn is_complete(
         &self,
         stacks: &Stacks,
@@ -40,18 +40,18 @@ impl<S: VmQueries> Reader<'_, S> {
         if !matches!(place.phase, Phase::Start | Phase::Forced(_)) {
             return true;
         }
-        // What is a guard, or has an effect, is never dropped.
+        // Guards and instructions with an effect are never dropped.
         if !leaves_what_stays(step.op) && self.is_beside_dropped(&made) {
             return true;
         }
         if matches!((place.phase, step.op), (Phase::Forced(_), Op::FORL | Op::IFORL | Op::JFORL)) {
-            // It has counted before its snapshot was taken.
+            // The loop has counted before its snapshot was taken.
             return true;
         }
         if !self.ends_well(step, made.clone()) {
             return false;
         }
-        // What a slot held when the trace began is loaded by what reads it first (`getslot`).
+        // The first bytecode that reads a slot loads the slot's value at the start of the trace (`getslot`).
         let is_unloaded = |slot: usize| place.slot(slot) == SlotValue::Unloaded;
         if self.loaded_slots(stacks, place, step).into_iter().any(is_unloaded) && !self.is_beside_dropped(&made) {
             return false;
@@ -64,16 +64,16 @@ impl<S: VmQueries> Reader<'_, S> {
                 has(&[Ir::ULOAD])
                     || self.constant_upvalue(stacks, step).is_some()
                     || self.upvalue_before(stacks, step, made.end).is_some()
-                    // Of several closures nobody knows which, and what it has for a constant.
+                    // If there are several closures, it is not known which one runs and which constants its upvalues hold.
                     || stacks.get(step.stack).callee.prototype().is_some_and(|prototype| {
                         let closures = self.functions.closures(prototype);
                         !closures.is_empty() && self.only_closure(prototype).is_none()
                     })
-                    // An upvalue that is a slot of a frame of the trace.
+                    // An upvalue that is a slot in a frame of the trace.
                     || self.aliases_slots()
                     || self.is_inside(stacks, place)
             }
-            // What is stored a second time is left out.
+            // A repeated store is left out.
             Op::USETV | Op::USETS | Op::USETN | Op::USETP => {
                 had(&[Ir::USTORE]) && (has(&[Ir::USTORE]) || self.is_stored_twice())
                     || self.aliases_slots()
@@ -86,7 +86,7 @@ impl<S: VmQueries> Reader<'_, S> {
             Op::TGETV | Op::TGETB | Op::TGETR => {
                 has(&[Ir::ALOAD, Ir::HLOAD, Ir::XLOAD])
                     || self.powers.cdata
-                    // Nil, where nothing is; and what a table has that the trace made itself.
+                    // The result may be a constant nil, or the content of a table that the trace has created.
                     || (self.body.code.references().start..BIAS).any(|at| self.op(at) == Some(Ir::KKPTR))
                     || had(&[Ir::TNEW, Ir::TDUP])
                     || self.is_accessed_before(stacks, place, step, made.end)
@@ -99,12 +99,12 @@ impl<S: VmQueries> Reader<'_, S> {
                     || self.powers.cdata
                     || self.computed_values(stacks, place, step).iter().all(|value| !matches!(value, SlotValue::Ref(_)))
             }
-            // A frame below that of the trace is checked.
+            // A return to a frame below the trace's is guarded.
             Op::RET | Op::RETM | Op::RET0 | Op::RET1 if self.is_outermost(stacks, place) => has(&[Ir::RETF]),
             Op::ISEQV | Op::ISNEV => self.is_compared_by_now(stacks, place, step, made),
             Op::GGET | Op::TGETS => {
                 has(&[Ir::HREF, Ir::HREFK, Ir::HLOAD])
-                    // What a table has that the trace made itself is known.
+                    // The contents of a table that the trace has created are known.
                     || had(&[Ir::TNEW, Ir::TDUP])
                     || self.is_looked_up_before(stacks, place, step, made.end)
             }
@@ -128,7 +128,7 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// Whether a return leaves the frame that the trace runs in.
+    /// Whether a return leaves the frame in which the trace runs.
     fn is_outermost(&self, stacks: &Stacks, place: &ReadingPlace) -> bool {
         let lower = place.frames.iter().rev().skip(1);
         lower.map(|frame| stacks.get(frame.stack).callee).all(|callee| callee.prototype().is_none())
@@ -195,14 +195,14 @@ impl<S: VmQueries> Reader<'_, S> {
         made.clone().any(|at| compares(&at)) || (FIRST..made.end).any(is_same)
     }
 
-    /// Whether a call of `value` may go to this function: what is no constant was guarded, before `until`
-    /// (`rec_call_specialize`, `lj_record.c`).
+    /// Whether a call of `value` may enter this function: if the value is no constant, a guard before `until` must show
+    /// it (`rec_call_specialize`, `lj_record.c`).
     pub(super) fn may_be_called(&self, value: SlotValue, callee: Callee, until: u16) -> bool {
         let is_open = value.is_open();
         let needs_none = match callee {
             Callee::Lua { .. } => false,
-            // Of those that there are many of, only the number is guarded.
-            // The VM's own metamethods of C data are never looked up (`lj_record_mm_lookup`).
+            // For functions with many instances, only the number is guarded. The VM's own metamethods of C data are
+            // never looked up (`lj_record_mm_lookup`).
             Callee::Native { function, ffid } => {
                 function == 0 || self.functions.may_iterate(ffid) || self.functions.is_metamethod_of_vm(ffid)
             }
@@ -215,8 +215,7 @@ impl<S: VmQueries> Reader<'_, S> {
         !is_open || needs_none || self.floating.contains(&callee.code()) || (FIRST..until).any(guards)
     }
 
-    /// Whether the constants of a bytecode are among those of the trace: recording it makes them such
-    /// (`lj_record_ins`).
+    /// Whether the constants of a bytecode are among those of the trace: recording the bytecode adds them (`lj_record_ins`).
     pub(super) fn has_constants(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep) -> bool {
         let ins = step.instruction;
         let number = |index: u16| match self.constant(stacks, place, index) {
@@ -242,7 +241,7 @@ impl<S: VmQueries> Reader<'_, S> {
             | Op::MODNV => number(u16::from(ins.c())),
             Op::KSTR | Op::ISEQS | Op::ISNES | Op::USETS | Op::GGET | Op::GSET => string(ins.d()),
             Op::TGETS | Op::TSETS => string(u16::from(ins.c())),
-            // The sum of two constants is one, too.
+            // The sum of two constants is a constant, too.
             Op::FORL | Op::IFORL | Op::JFORL => {
                 let a = usize::from(ins.a());
                 match (place.slot(a), place.slot(a + 2)) {
@@ -278,7 +277,7 @@ impl<S: VmQueries> Reader<'_, S> {
         numbers
     }
 
-    /// Whether some value is stored twice, so that a third time may have been left out, or any was dropped.
+    /// Whether some value is stored twice, so that a third store may have been left out, or any instruction was dropped.
     fn is_stored_twice(&self) -> bool {
         let code = &self.body.code;
         let is_store = |at: &u16| matches!(self.op(*at), Some(Ir::USTORE | Ir::ASTORE | Ir::HSTORE));
@@ -290,21 +289,21 @@ impl<S: VmQueries> Reader<'_, S> {
         }) || (FIRST..code.end()).any(|at| self.op(at) == Some(Ir::NOP))
     }
 
-    /// Whether instructions were dropped right where these are: then what is missing may have been among them.
+    /// Whether instructions were dropped next to these: then a missing one may have been among them.
     pub(super) fn is_beside_dropped(&self, made: &Range<u16>) -> bool {
         let is_dropped = |at: &u16| matches!(self.op(*at), Some(Ir::NOP));
         let before = (FIRST..made.start).rev().take_while(|at| super::emits::is_transparent(self.op(*at)));
         before.into_iter().any(|at| is_dropped(&at)) || made.clone().any(|at| is_dropped(&at))
     }
 
-    /// Whether arithmetic has left what it must: its operation, unless it was done before or changes nothing.
+    /// Whether arithmetic has left its operation, unless that was done before or changes nothing.
     fn is_computed(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep, made: Range<u16>) -> bool {
         let values = self.computed_values(stacks, place, step);
         let mut computed = false;
         for value in &values {
             match value {
-                // Only what is a number for sure, and is no object with a metamethod. Beside a floating-point number an integer
-                // is made one (`lj_opt_narrow_arith`); of integers alone much is folded.
+                // Only values that are certainly numbers, not objects with a metamethod. Next to a floating-point
+                // number an integer is converted (`lj_opt_narrow_arith`); if all are integers, much is folded.
                 SlotValue::Ref(at) => match self.body.code.ins(*at).kind_of_result() {
                     irt::NUM => computed = true,
                     irt::INT => {}
@@ -315,13 +314,13 @@ impl<S: VmQueries> Reader<'_, S> {
                 _ => return true,
             }
         }
-        // Two constants are one.
+        // An operation on two constants is folded into one.
         !computed
             || made.clone().any(|at| self.op(at).is_some_and(|op| OPERATIONS.contains(&op)))
             || self.may_be_known(&values, made.end)
     }
 
-    /// Whether a remainder may have been there already: of the same value, as far as that is known.
+    /// Whether a remainder of the same value may have been computed before, as far as that is known.
     fn may_be_divided_before(&self, place: &ReadingPlace, step: BytecodeStep, until: u16) -> bool {
         let code = &self.body.code;
         let SlotValue::Ref(mut value) = place.slot(usize::from(step.instruction.b())) else { return true };
@@ -339,11 +338,11 @@ impl<S: VmQueries> Reader<'_, S> {
                 _ => false,
             }
         };
-        // The dividend of the last is a constant, and what is made of it may be anything.
+        // The dividend of MODNV is a constant, and its remainder may take any form.
         step.op == Op::MODNV || (FIRST..until).any(is_same)
     }
 
-    /// The values that arithmetic computes with.
+    /// The operands of an arithmetic bytecode.
     pub(super) fn computed_values(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep) -> Vec<SlotValue> {
         let mut values: Vec<SlotValue> =
             self.read_slots(stacks, place, step).iter().map(|&slot| place.slot(usize::from(slot))).collect();
@@ -356,7 +355,7 @@ impl<S: VmQueries> Reader<'_, S> {
         values
     }
 
-    /// An earlier instruction that computes the same, which is made once only (CSE).
+    /// An earlier instruction that computes the same value, which is emitted only once (CSE).
     pub(super) fn same_as_before(
         &self,
         stacks: &Stacks,
@@ -383,8 +382,8 @@ impl<S: VmQueries> Reader<'_, S> {
         })
     }
 
-    /// Whether arithmetic may have left nothing, since what it computes is there already: the same, in any form that
-    /// folding gives it (`lj_opt_fold.c`), or what was negated twice.
+    /// Whether arithmetic may have left nothing, because its result exists already: as the same value, in any form that
+    /// folding gives it (`lj_opt_fold.c`), or as a value that was negated twice.
     fn may_be_known(&self, values: &[SlotValue], until: u16) -> bool {
         let code = &self.body.code;
         let mut known: Vec<u16> = Vec::new();
@@ -399,7 +398,7 @@ impl<S: VmQueries> Reader<'_, S> {
         if known.len() > values.iter().filter(|value| matches!(value, SlotValue::Ref(_))).count() {
             return true;
         }
-        // Integers, as the floating-point numbers that they were made.
+        // Integers, in the form of the floating-point numbers that they were converted to.
         let converted = |at: &u16| self.op(*at) == Some(Ir::CONV) && known.contains(&code.ins(*at).op1());
         let converted: Vec<u16> = (FIRST..until).filter(converted).collect();
         known.extend(converted);
@@ -413,7 +412,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 }
 
-/// Whether what a bytecode makes has guards or other effects, so that it is never dropped as unused.
+/// Whether a bytecode emits guards or other effects, which are never dropped as unused.
 fn leaves_what_stays(op: Op) -> bool {
     matches!(
         op,
@@ -447,8 +446,8 @@ fn changes_nothing(op: Op, constant: f64) -> bool {
     }
 }
 
-/// What a remainder is computed with.
+/// Instructions that compute a remainder.
 const REMAINDERS: &[Ir] = &[Ir::MOD, Ir::SUB, Ir::BAND, Ir::CALLN];
 
-/// What becomes of arithmetic with numbers.
+/// The instructions that arithmetic on numbers turns into.
 const OPERATIONS: [Ir; 5] = [Ir::ADD, Ir::SUB, Ir::MUL, Ir::DIV, Ir::NEG];

@@ -18,7 +18,7 @@ use crate::trace::ir::{BIAS, FIRST, Ins, IrOp as Ir, irt};
 use crate::trace::stacks::{NOWHERE, Stacks};
 
 impl<S: VmQueries> Reader<'_, S> {
-    /// Whether a library function can have made an instruction (`lj_ffrecord.c`).
+    /// Whether a library function can have emitted an instruction (`lj_ffrecord.c`).
     #[expect(clippy::too_many_arguments, reason = "the instruction, and where it may come from")]
     pub(super) fn can_native_make(
         &self,
@@ -53,7 +53,7 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// Whether an operation with numbers works on what a library function was given, or has made itself.
+    /// Whether an operation on numbers works on the library function's arguments, or on values that the function has computed.
     pub(super) fn is_of_arguments(
         &self,
         place: &ReadingPlace,
@@ -63,7 +63,7 @@ impl<S: VmQueries> Reader<'_, S> {
         begin: u16,
     ) -> bool {
         let operands = match op {
-            // Integers become numbers where a trace ends (`canonicalize_slots`).
+            // Integers are converted to numbers at the end of a trace (`canonicalize_slots`).
             Ir::CONV if ins.kind_of_result() == irt::NUM => return true,
             Ir::CONV | Ir::STRTO | Ir::BNOT | Ir::BSWAP | Ir::FPMATH | Ir::ABS | Ir::NEG | Ir::TOBIT => {
                 &[ins.op1()][..]
@@ -75,13 +75,13 @@ impl<S: VmQueries> Reader<'_, S> {
         operands.iter().all(|&operand| operand < BIAS || self.may_be(&values, operand, begin))
     }
 
-    /// What a call of a library function passes to it; [`None`] if it is not known how many values.
+    /// The values that a call passes to a library function; [`None`] if their number is not known.
     pub(super) fn passed(&self, place: &ReadingPlace, step: BytecodeStep) -> Option<Vec<SlotValue>> {
         let first = self.arguments(step);
         let count = match step.op {
             Op::CALL => usize::from(step.instruction.c()).saturating_sub(1),
             Op::CALLT => usize::from(step.instruction.d()).saturating_sub(1),
-            // All results of the call before it follow: of one, if it is known.
+            // All results of the call before it follow: one result, if it is known.
             Op::CALLM => {
                 let fixed = usize::from(step.instruction.c());
                 matches!(place.slot(first + fixed), SlotValue::Ref(_)).then_some(fixed + 1)?
@@ -91,7 +91,7 @@ impl<S: VmQueries> Reader<'_, S> {
         Some((first..first + count).map(|slot| place.slot(slot)).collect())
     }
 
-    /// The places after a library function has run: behind the call, or in a Lua function that it calls.
+    /// The places after a library function has run: after the call, or in a Lua function that it calls.
     pub(super) fn leave_native(
         &self,
         stacks: &mut Stacks,
@@ -109,8 +109,8 @@ impl<S: VmQueries> Reader<'_, S> {
         } else {
             (Some(step.stack), step.position)
         };
-        // `pcall` and `xpcall` call a function above their own frame (`recff_pcall`); metamethods of what they are
-        // given take their place (`recff_metacall`, `crec_tailcall`).
+        // `pcall` and `xpcall` call a function above their own frame (`recff_pcall`). Metamethods of a library
+        // function's arguments replace its frame (`recff_metacall`, `crec_tailcall`).
         let protects = match native {
             Callee::Native { ffid, .. } => self.functions.protects(ffid),
             Callee::Lua { .. } => None,
@@ -167,13 +167,13 @@ impl<S: VmQueries> Reader<'_, S> {
             places.push(next);
             return places;
         }
-        // It was called as a metamethod.
+        // The library function was called as a metamethod.
         let value = if self.functions.is_c_library_index(native) { SlotValue::Constant } else { SlotValue::Any };
         places.extend(self.back(stacks, place, step, value));
         places
     }
 
-    /// The result of a library function that ends with the operation that it is for.
+    /// The result of a library function that ends with its main operation.
     pub(super) fn native_result(&self, native: Callee, made: Range<u16>) -> SlotValue {
         let Callee::Native { ffid, .. } = native else { return SlotValue::Any };
         let ends_with =
@@ -186,7 +186,7 @@ impl<S: VmQueries> Reader<'_, S> {
         result.map_or(SlotValue::Any, SlotValue::Ref)
     }
 
-    /// Whether a bit operation has left what it must.
+    /// Whether a bit operation has left its main instruction.
     pub(super) fn has_left_its_operation(
         &self,
         place: &ReadingPlace,
@@ -199,7 +199,7 @@ impl<S: VmQueries> Reader<'_, S> {
             return true;
         }
         let Some(values) = self.passed(place, step) else { return true };
-        // Zero, minus one, and shifts by nothing may leave the other operand.
+        // With zero, minus one, or a shift by nothing, only the other operand may remain.
         let is_known = |value: &SlotValue| match value {
             SlotValue::Ref(at) => self.body.code.ins(*at).kind_of_result() >= irt::NUM,
             SlotValue::Number(bits) => f64::from_bits(*bits) != -1.0 && f64::from_bits(*bits) as i64 % 32 != 0,
@@ -218,7 +218,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 }
 
-/// What operations on bits make, those of C data included.
+/// Instructions of bit operations, also on C data.
 const OF_BIT: &[&[Ir]] = &[
     BITS,
     CONVERSIONS,
@@ -245,7 +245,7 @@ const OF_BIT: &[&[Ir]] = &[
     ],
 ];
 
-/// What mathematical functions make.
+/// Instructions of mathematical functions.
 const OF_MATH: &[&[Ir]] = &[
     ARITHMETIC,
     CONVERSIONS,
@@ -255,5 +255,5 @@ const OF_MATH: &[&[Ir]] = &[
     &[Ir::FLOAD, Ir::XLOAD, Ir::RETF, Ir::TMPREF, Ir::HIOP, Ir::LREF],
 ];
 
-/// Metamethods that library functions call in their place.
+/// Metamethods that library functions call in their own place.
 const CALLED: [&str; 6] = ["__tostring", "__pairs", "__ipairs", "__index", "__newindex", "__len"];

@@ -13,12 +13,12 @@ use crate::bytecode::Op;
 use crate::trace::ir::{BIAS, Ins, IrOp as Ir, Operand, irt};
 use crate::trace::stacks::Stacks;
 
-/// How far operands are followed: what is further away may be anything.
+/// How many steps operands are followed back: an operand further away may be anything.
 const MAX_DEPTH: usize = 12;
 
 impl<S: VmQueries> Reader<'_, S> {
-    /// Whether the operands of the instruction at `at` can come from what the bytecode works on. It has made the
-    /// instructions from `begin` on.
+    /// Whether the operands of the instruction at `at` can come from the operands of the bytecode. The bytecode's own
+    /// instructions start at `begin`.
     pub(super) fn operands_fit(
         &self,
         stacks: &Stacks,
@@ -52,7 +52,7 @@ impl<S: VmQueries> Reader<'_, S> {
             }
             Ir::AREF | Ir::HREF | Ir::HREFK | Ir::NEWREF => return self.has_key(stacks, place, step, at, begin),
             Ir::ALOAD | Ir::HLOAD => return self.has_key(stacks, place, step, ins.op1(), begin),
-            // Sums of table indexes are integers, those of strings' pointers too.
+            // Sums of table indexes are integers, and so are sums of string pointers.
             Ir::ADD | Ir::SUB if is_lookup(step.op) || is_store(step.op) => {
                 return kind != irt::NUM;
             }
@@ -67,7 +67,7 @@ impl<S: VmQueries> Reader<'_, S> {
                     bytecode if is_arithmetic(bytecode) && op == Ir::CONV => self.read_slots(stacks, place, step),
                     Op::FORL | Op::IFORL | Op::JFORL | Op::FORI | Op::JFORI => {
                         let operands = if op == Ir::CONV { &[ins.op1()][..] } else { &[ins.op1(), ins.op2()][..] };
-                        // Integers become numbers where a trace ends (`canonicalize_slots`).
+                        // Integers are converted to numbers at the end of a trace (`canonicalize_slots`).
                         if op == Ir::CONV && kind == irt::NUM {
                             return true;
                         }
@@ -81,7 +81,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 }
                 let values: Vec<SlotValue> = slots.iter().map(|&slot| place.slot(usize::from(slot))).collect();
                 let operands = if op == Ir::CONV { &[ins.op1()][..] } else { &[ins.op1(), ins.op2()][..] };
-                // Constants are converted, too; strings are compared by a call.
+                // Constants are converted, too; a call compares strings.
                 let fits = |operand: u16| {
                     operand < BIAS
                         || matches!(self.op(operand), Some(Ir::CALLN | Ir::CALLL))
@@ -89,7 +89,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 };
                 return operands.iter().all(|&operand| fits(operand));
             }
-            // Addresses are compared where upvalues and tables are looked for.
+            // Addresses are only compared in searches for upvalues and in tables.
             Ir::EQ | Ir::NE if matches!(kind, irt::P32 | irt::P64) => return !is_comparison(step.op),
             _ => {}
         }
@@ -98,7 +98,7 @@ impl<S: VmQueries> Reader<'_, S> {
         if !arithmetic {
             return true;
         }
-        // Pointers are added up only where upvalues and tables are looked at.
+        // Pointers are only added in accesses to upvalues and tables.
         if kind < irt::NUM {
             return !is_arithmetic(step.op)
                 && !matches!(step.op, Op::UNM | Op::FORL | Op::JFORL | Op::IFORL | Op::FORI | Op::JFORI);
@@ -112,9 +112,9 @@ impl<S: VmQueries> Reader<'_, S> {
                 vec![place.slot(usize::from(step.instruction.b())), place.slot(usize::from(step.instruction.c()))]
             }
             Op::UNM => vec![place.slot(usize::from(step.instruction.d()))],
-            // The counter and the step; what stands in place of them in a root trace's own loop is not in a slot.
+            // The counter and the step. In a root trace's own loop, they are replaced by values that are in no slot.
             Op::FORL | Op::IFORL | Op::JFORL if op == Ir::ADD => {
-                // It adds once (`rec_for`, `rec_for_loop`).
+                // The bytecode adds only once (`rec_for`, `rec_for_loop`).
                 if (begin..at).any(|before| self.op(before) == Some(Ir::ADD)) {
                     return false;
                 }
@@ -133,11 +133,11 @@ impl<S: VmQueries> Reader<'_, S> {
             step.op,
             Op::ADDVN | Op::SUBVN | Op::MULVN | Op::DIVVN | Op::ADDNV | Op::SUBNV | Op::MULNV | Op::DIVNV
         );
-        // The second operand of `NEG` is a mask, and an operation of two values uses both.
+        // The second operand of `NEG` is a mask; an operation on two values uses both.
         let operands = if op == Ir::NEG { &[ins.op1()][..] } else { &[ins.op1(), ins.op2()][..] };
         if has_constant && ins.kind_of_result() == irt::NUM && op != Ir::NEG {
-            // Two constants would be one: so one operand is none, and the other is made of the bytecode's (only `x*2`
-            // and `x/0.5` become `x+x`). Sums of floating-point numbers are never put together.
+            // Two constants would be folded. So one operand is no constant, and the other comes from the bytecode's
+            // constant (only `x*2` and `x/0.5` become `x+x`). Sums of floating-point numbers are never combined.
             let is_doubled = op == Ir::ADD && matches!(step.op, Op::MULVN | Op::MULNV | Op::DIVVN);
             let constants = operands.iter().filter(|&&operand| operand < BIAS);
             let mut constants = constants.map(|&operand| self.number(operand));
@@ -153,7 +153,7 @@ impl<S: VmQueries> Reader<'_, S> {
         operands.iter().all(|&operand| self.may_be(&values, operand, begin))
     }
 
-    /// Whether a numeric loop may compare a value: its counter, its end, its step, or what it has loaded of them.
+    /// Whether a numeric loop may compare a value: its counter, its end, its step, or a load of one of them.
     fn is_of_loop(&self, place: &ReadingPlace, step: BytecodeStep, operand: u16, begin: u16) -> bool {
         let a = usize::from(step.instruction.a());
         let values = [place.slot(a), place.slot(a + 1), place.slot(a + 2)];
@@ -162,7 +162,7 @@ impl<S: VmQueries> Reader<'_, S> {
             || self.may_be(&values, operand, begin)
             || match self.op(operand) {
                 Some(Ir::SLOAD) => true,
-                // Counted by one bytecode, and compared by another.
+                // One bytecode increments the counter, and another compares it.
                 Some(Ir::ADD | Ir::ADDOV) => [ins.op1(), ins.op2()]
                     .iter()
                     .any(|&at| at >= BIAS && (self.op(at) == Some(Ir::SLOAD) || self.may_be(&values[..1], at, begin))),
@@ -176,7 +176,7 @@ impl<S: VmQueries> Reader<'_, S> {
         number.map_or(SlotValue::Any, |number| SlotValue::Number(number.to_bits()))
     }
 
-    /// Whether an operand can be one of these values, or what is made of one.
+    /// Whether an operand can be one of these values, or can be derived from one.
     pub(super) fn may_be(&self, values: &[SlotValue], operand: u16, begin: u16) -> bool {
         if operand >= begin && operand >= BIAS {
             return true;
@@ -188,7 +188,7 @@ impl<S: VmQueries> Reader<'_, S> {
             return values.iter().any(|value| match value {
                 SlotValue::Any | SlotValue::Unloaded | SlotValue::Field(_) | SlotValue::Upvalue(..) => true,
                 SlotValue::Number(bits) => is_made_of(number, f64::from_bits(*bits)),
-                // Sums with constants are put together.
+                // Sums with constants are combined.
                 SlotValue::Ref(at) => self.has_constant(*at),
                 SlotValue::Constant | SlotValue::Function(_) => false,
             });
@@ -200,8 +200,8 @@ impl<S: VmQueries> Reader<'_, S> {
         })
     }
 
-    /// Whether `operand` is `of`, a conversion of it, something that `of` was made from, or a sum of integers that is made
-    /// in place of one of numbers (`lj_opt_narrow.c`).
+    /// Whether `operand` is `of`, a conversion of it, a value that `of` was derived from, or a sum of integers that
+    /// replaces a sum of numbers (`lj_opt_narrow.c`).
     fn is_made_from(&self, operand: u16, of: u16) -> bool {
         self.is_made_from_within(operand, of, 0)
     }
@@ -222,7 +222,7 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// Whether an instruction or one of those that it computes with is `sought`.
+    /// Whether an instruction or one of its direct or indirect operands is `sought`.
     fn is_within(&self, at: u16, sought: u16, depth: usize) -> bool {
         if at == sought || depth >= MAX_DEPTH {
             return true;
@@ -247,7 +247,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 | Ir::TOBIT
                 | Ir::POW
         ) || super::emits::BITS.contains(&opcode.op);
-        // What was dropped says nothing any more.
+        // A dropped instruction shows nothing any more.
         if opcode.op == Ir::NOP {
             return true;
         }
@@ -256,7 +256,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 || opcode.operands.1 == Operand::Ref && self.is_within(ins.op2(), sought, depth + 1))
     }
 
-    /// Whether an integer sum has a constant that may have been put together with another one.
+    /// Whether an integer sum has a constant that may have been combined with another one.
     fn has_constant(&self, at: u16) -> bool {
         let ins = self.body.code.ins(at);
         match self.op(at) {
@@ -271,7 +271,7 @@ impl<S: VmQueries> Reader<'_, S> {
         at >= BIAS && ins.kind_of_result() > irt::NUM && (ins.op1() < BIAS || ins.op2() < BIAS)
     }
 
-    /// The number that a constant is.
+    /// The number in a constant.
     pub(super) fn number(&self, at: u16) -> Option<f64> {
         match self.op(at).filter(|_| at < BIAS)? {
             Ir::KNUM => Some(f64::from_bits(self.body.code.word(at + 1))),
@@ -281,8 +281,8 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 }
 
-/// Whether folding can make a constant of another one: its negative, its reciprocal or that one's negative, or its value
-/// as an integer.
+/// Whether folding can turn the constant `of` into `number`: its negative, its reciprocal or the negative of that, or
+/// its value as an integer.
 pub(super) fn is_made_of(number: f64, of: f64) -> bool {
     let same = |a: f64, b: f64| a.to_bits() == b.to_bits() || a == b;
     same(number, of)

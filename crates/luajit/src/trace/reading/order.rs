@@ -1,4 +1,4 @@
-//! The order in which a bytecode emits its instructions: what comes last, and what nothing may follow.
+//! The order in which a bytecode emits its instructions: which come last, and after which no other may come.
 //!
 //! LuaJIT's sources: [`fwd_ahload`].
 //!
@@ -13,7 +13,7 @@ use crate::bytecode::Op;
 use crate::trace::ir::{FIRST, IrOp as Ir, irt};
 
 impl<S: VmQueries> Reader<'_, S> {
-    /// Whether a bytecode that has made these instructions makes no more, but for `next`, if that may follow.
+    /// Whether a bytecode that has emitted these instructions emits no more, except for `next` if that may follow.
     pub(super) fn is_finished(&self, place: &ReadingPlace, step: BytecodeStep, made: Range<u16>, next: Ir) -> bool {
         if !matches!(place.phase, Phase::Start | Phase::Forced(_)) || self.powers.cdata {
             return false;
@@ -33,16 +33,17 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// Whether what a bytecode has made may be all of it: what it has computed is used.
+    /// Whether these may be all instructions of a bytecode: their results are used.
     pub(super) fn ends_well(&self, step: BytecodeStep, made: Range<u16>) -> bool {
         if self.powers.cdata || self.is_beside_dropped(&made) {
             return true;
         }
-        // Of a table that the trace made itself, a reference is left whose load is known (`fwd_ahload`, `lj_opt_mem.c`).
+        // If the trace has created the table itself, the load is known, and only a reference remains (`fwd_ahload`,
+        // `lj_opt_mem.c`).
         let is_known =
             is_lookup(step.op) && (FIRST..made.end).any(|at| matches!(self.op(at), Some(Ir::TNEW | Ir::TDUP)));
         let Some(op) = self.last(made).and_then(|last| self.op(last)).filter(|_| !is_known) else { return true };
-        // What a lookup makes first is for what comes last: a load, or the guard that nothing is there.
+        // The first instructions of a lookup lead to its last one: a load, or a guard that nothing is there.
         let leads_on = matches!(
             op,
             Ir::SLOAD | Ir::FLOAD | Ir::FREF | Ir::AREF | Ir::HREFK | Ir::HREF | Ir::CONV | Ir::ADD | Ir::SUB
@@ -54,7 +55,7 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// Whether a load is what a lookup was for: what it finds is a value, and not where to look next.
+    /// Whether a load is the result of a lookup: a value, and not the place of the next lookup.
     pub(super) fn is_found(&self, load: u16) -> bool {
         let ins = self.body.code.ins(load);
         matches!(self.op(load), Some(Ir::ALOAD | Ir::HLOAD))
@@ -62,7 +63,7 @@ impl<S: VmQueries> Reader<'_, S> {
             && !self.is_metamethod_name(ins.op1())
     }
 
-    /// The last of some instructions that some bytecode has made.
+    /// The last instruction in a range that was emitted by some bytecode.
     fn last(&self, made: Range<u16>) -> Option<u16> {
         made.rev().find(|&at| !is_transparent(self.op(at)))
     }

@@ -1,4 +1,4 @@
-//! The position of a reading, and what it knows there.
+//! The position of a reading, and what is known there.
 //!
 //! LuaJIT's sources: [`lj_record_setup`].
 //!
@@ -10,31 +10,31 @@ use super::Aim;
 use crate::trace::functions::Callee;
 use crate::trace::stacks::{StackIndex, Stacks};
 
-/// What a slot of the recorder holds.
+/// The contents of a recorder slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SlotValue {
     /// Anything.
     #[default]
     Any,
-    /// What it held when the trace began: what reads it must load it.
+    /// The value from before the trace, not loaded yet: the first reader must load it.
     Unloaded,
-    /// The result of this instruction.
+    /// The result of the instruction with this reference.
     Ref(u16),
-    /// This function, a constant.
+    /// A constant: this function.
     Function(Callee),
-    /// This number, a constant, as its bits.
+    /// A constant: this number, as its bits.
     Number(u64),
     /// Another constant.
     Constant,
-    /// What a lookup by the string at this address found without a load: what the trace has loaded or stored by it, or a
-    /// constant.
+    /// The result of a lookup by the string at this address that needed no load: a value that the trace has loaded or
+    /// stored under it, or a constant.
     Field(u64),
-    /// What this upvalue of one of a prototype's closures holds.
+    /// The value of an upvalue of a prototype's closures, by the prototype's address and the upvalue's index.
     Upvalue(u64, u16),
 }
 
 impl SlotValue {
-    /// Whether it may be of any type and from anywhere.
+    /// Whether it may have any type and come from anywhere.
     pub const fn is_open(self) -> bool {
         matches!(self, Self::Any | Self::Unloaded | Self::Field(_) | Self::Upvalue(..))
     }
@@ -43,21 +43,21 @@ impl SlotValue {
 /// A frame of the recorder.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RecorderFrame {
-    /// The call stack of which it is the innermost frame.
+    /// The call stack with this frame as the innermost one.
     pub stack: StackIndex,
-    /// What is known of its slots.
+    /// The known contents of its slots.
     pub slots: Vec<SlotValue>,
-    /// What those hold that are not listed.
+    /// The contents of the slots that are not listed.
     pub rest: SlotValue,
 }
 
 impl RecorderFrame {
-    /// A frame of which nothing is known.
+    /// A frame about which nothing is known.
     pub fn new(stack: StackIndex) -> Self {
         Self { stack, slots: Vec::new(), rest: SlotValue::Any }
     }
 
-    /// What a slot holds.
+    /// The contents of a slot.
     pub fn slot(&self, slot: usize) -> SlotValue {
         self.slots.get(slot).copied().unwrap_or(self.rest)
     }
@@ -73,7 +73,7 @@ impl RecorderFrame {
         self.shorten();
     }
 
-    /// The same knowledge is always written the same way.
+    /// Makes equal knowledge compare as equal.
     fn shorten(&mut self) {
         while self.slots.last() == Some(&self.rest) {
             self.slots.pop();
@@ -81,37 +81,37 @@ impl RecorderFrame {
     }
 }
 
-/// What is being recorded of a bytecode.
+/// The part of a bytecode that is being recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// What the start of a root trace needs, before any bytecode (`lj_record_setup`).
+    /// The setup at the start of a root trace, before any bytecode (`lj_record_setup`).
     Setup,
     /// The bytecode itself.
     Start,
-    /// A comparison whose snapshot says where it does not go: it goes here.
+    /// A comparison whose snapshot has the target that it does not go to; it goes to this one.
     Forced(u32),
-    /// A call of this function is set up.
+    /// The setup of a call of this function.
     Calling(Callee),
-    /// A call of this function as a metamethod is set up.
+    /// The setup of a call of this function as a metamethod.
     Meta(Callee),
-    /// A library function runs.
+    /// A library function is running.
     Native(Callee),
 }
 
-/// Where a reading is.
+/// The position of a reading.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ReadingPlace {
-    /// The frames, the innermost last. Most places share all but the innermost one with others.
+    /// The frames, the innermost last. Most places share all frames but the innermost one with others.
     pub frames: Vec<Rc<RecorderFrame>>,
-    /// The bytecode that is recorded.
+    /// Index of the bytecode that is being recorded.
     pub position: u32,
-    /// What of it.
+    /// The part of this bytecode.
     pub phase: Phase,
-    /// How many returns to lower frames were passed.
+    /// Number of returns to lower frames so far.
     pub returns: usize,
 }
 
-/// A frame has no more slots.
+/// The most slots of a frame.
 const MAX_SLOTS: usize = 256;
 
 impl ReadingPlace {
@@ -132,7 +132,7 @@ impl ReadingPlace {
         self.frames.last().map(|frame| frame.stack)
     }
 
-    /// Enters a frame of which nothing is known.
+    /// Enters a frame about which nothing is known.
     pub fn push(&mut self, stack: StackIndex) {
         self.frames.push(Rc::new(RecorderFrame::new(stack)));
     }
@@ -147,29 +147,29 @@ impl ReadingPlace {
         Self { phase, ..self.clone() }
     }
 
-    /// What a slot of the innermost frame holds.
+    /// The contents of a slot of the innermost frame.
     pub fn slot(&self, slot: usize) -> SlotValue {
         self.frames.last().map(|frame| frame.slot(slot)).unwrap_or_default()
     }
 
-    /// Notes what a slot of the innermost frame holds.
+    /// Sets the contents of a slot of the innermost frame.
     pub fn set_slot(&mut self, slot: usize, value: SlotValue) {
         let depth = self.frames.len().wrapping_sub(1);
         self.set_slot_of(depth, slot, value);
     }
 
-    /// Notes what a slot of the frame `depth` holds, counted from the outermost.
+    /// Sets the contents of a slot of frame `depth`, counted from the outermost.
     pub fn set_slot_of(&mut self, depth: usize, slot: usize, value: SlotValue) {
         if let Some(frame) = self.frames.get_mut(depth).filter(|frame| frame.slot(slot) != value) {
             Rc::make_mut(frame).set(slot, value);
         }
     }
 
-    /// Forgets what the slots of the innermost frame hold, from one on.
+    /// Forgets the contents of the innermost frame's slots, from `slot` on.
     pub fn forget_from(&mut self, slot: usize) {
         if let Some(frame) = self.frames.last_mut().map(Rc::make_mut) {
             if frame.rest == SlotValue::Unloaded {
-                // What a call leaves there was not there when the trace began.
+                // Values that a call has left there are not from before the trace.
                 frame.slots.resize(slot.min(MAX_SLOTS), SlotValue::Unloaded);
             }
             frame.slots.truncate(slot);
@@ -178,7 +178,7 @@ impl ReadingPlace {
         }
     }
 
-    /// Forgets what all slots hold.
+    /// Forgets the contents of all slots.
     pub fn forget_all(&mut self) {
         for frame in self.frames.iter_mut().map(Rc::make_mut) {
             frame.slots.clear();

@@ -1,4 +1,4 @@
-//! What a trace can have done at all: its constants rule out the rest.
+//! What a trace is able to do at all: its constants rule out everything else.
 //!
 //! LuaJIT's sources: [`rec_mm_prep`], [`lj_record_mm_lookup`], [`contptr`], [`IRFLDEF`].
 //!
@@ -18,26 +18,26 @@ use crate::trace::ir::{BIAS, FIRST, IrOp, Numbering, irt, is_wide};
 use crate::InterpreterText;
 use crate::object::read_string;
 
-/// What a trace can have done.
+/// Abilities of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Powers {
-    /// It may call metamethods: each leaves its continuation among the constants (`rec_mm_prep`, `lj_record.c`).
+    /// It may call metamethods: each call leaves its continuation among the constants (`rec_mm_prep`, `lj_record.c`).
     pub metamethods: bool,
-    /// It may look at metamethods: the names of those that it looks for are constants (`lj_record_mm_lookup`).
+    /// Names of the metamethods that it may look up: these names are constants (`lj_record_mm_lookup`).
     pub names: Vec<String>,
-    /// It handles C data, whose operations may make any instruction.
+    /// It uses C data, whose operations may emit any instruction.
     pub cdata: bool,
     /// Types of C data have metatables with Lua functions in them, which are called without a guard.
     pub metatypes: bool,
-    /// It guards the number of a library function, so it calls one that is no constant.
+    /// It guards the number of a library function, so it calls a library function that is no constant.
     pub unnamed_natives: bool,
 }
 
-/// The longest name of a metamethod, and some more.
+/// The most bytes of a metamethod's name, with some reserve.
 const MAX_NAME: usize = 16;
 
 impl Powers {
-    /// Looks through the constants of a trace.
+    /// Derives the abilities from the constants of a trace.
     pub fn read<M: ReadMemory>(
         memory: &M,
         layout: &VmLayout,
@@ -56,7 +56,8 @@ impl Powers {
             let op = numbering.opcode(ins.number()).map(|opcode| opcode.op);
             match op {
                 Some(IrOp::KNUM) if gc64 => powers.metamethods |= is_continuation(code.word(at + 1), functions, text),
-                // Without GC64, a continuation is its distance from the VM's first instruction (`contptr`, `lj_obj.h`).
+                // Without GC64, a continuation is stored as its distance from the VM's first instruction (`contptr`,
+                // `lj_obj.h`).
                 Some(IrOp::KPTR | IrOp::KKPTR) if !gc64 => powers.metamethods |= (1..1 << 18).contains(&ins.literal()),
                 Some(IrOp::KGC) if ins.kind_of_result() == irt::CDATA => powers.cdata = true,
                 Some(IrOp::KGC) if ins.kind_of_result() == irt::STR => {
@@ -76,21 +77,21 @@ impl Powers {
             powers.cdata |=
                 ins.kind_of_result() == irt::CDATA || matches!(op, Some(IrOp::CNEW | IrOp::CNEWI | IrOp::CALLXS));
             let of_function = op == Some(IrOp::FLOAD) && code.ins(ins.op1()).kind_of_result() == irt::FUNC;
-            // Not `func.env`, nor `func.pc` (`IRFLDEF`, `lj_ir.h`).
+            // Neither `func.env` nor `func.pc` (`IRFLDEF`, `lj_ir.h`).
             powers.unnamed_natives |= of_function && ins.op2() > 2;
         }
         powers.metatypes = powers.cdata && metatypes;
         powers
     }
 
-    /// Whether the trace may look for the metamethod of this name.
+    /// Whether the trace may look up the metamethod with this name.
     pub fn looks_for(&self, name: &str) -> bool {
         self.names.iter().any(|known| known == name)
     }
 }
 
-/// Whether a 64-bit constant may be the continuation of a metamethod: a pointer into the interpreter's own code. Links of
-/// frames are such constants, too, but point into bytecode, or are small.
+/// Whether a 64-bit constant may be the continuation of a metamethod: a pointer into the interpreter's own code. Links
+/// of frames are such constants, too, but they point into bytecode, or are small.
 fn is_continuation(bits: u64, functions: &TraceFunctions, text: &InterpreterText) -> bool {
     if text.exact {
         return text.range.contains(&bits);

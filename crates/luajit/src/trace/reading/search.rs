@@ -1,5 +1,5 @@
-//! Searches for all readings: forward through everything possible, then backward from each end, so that only states on a
-//! complete reading count.
+//! Searches for all readings: forward through everything possible, then backward from each end, so that only states of
+//! a complete reading count.
 //!
 //! LuaJIT's sources: [`lj_record_ins`], [`rec_for_loop`], [`lj_record_setup`], [`SNAP_FRAME`], [`sload`],
 //! [`lj_record_idx`], [`rec_upvalue`], [`rec_loop_interp`].
@@ -27,22 +27,22 @@ use crate::trace::functions::Callee;
 use crate::trace::ir::{BIAS, FIRST, IrOp as Ir, irt};
 use crate::trace::stacks::{Activation, NOWHERE, Stacks};
 
-/// What instructions may belong to, by reference; those that are missing may belong to anything.
+/// What each instruction may belong to, by reference. An instruction that is not listed may belong to anything.
 pub type Candidates = HashMap<u16, Vec<CandidateReading>>;
 
-/// How much work may be spent: each unit is one place at one instruction.
+/// The limit of the work. Each unit is one place at one instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadingBudget {
-    /// What is left.
+    /// Units that are left.
     left: usize,
-    /// What one stretch between two snapshots may take.
+    /// The most units for one part between two snapshots.
     stretch: usize,
-    /// Whether there was more to do.
+    /// Whether the budget was too small.
     pub was_short: bool,
 }
 
 impl ReadingBudget {
-    /// What may be spent on a trace.
+    /// The budget for a trace with this effort.
     pub fn new(effort: Effort) -> Self {
         Self { left: effort.trace, stretch: effort.stretch, was_short: false }
     }
@@ -61,13 +61,13 @@ impl<S: VmQueries> Reader<'_, S> {
             let unknown = (first..self.recorded).find(|&index| self.aims[index].is_none());
             let last = unknown.unwrap_or(self.recorded) - 1;
             let reached = self.read_from(stacks, aim, first..=last, budget, &mut candidates);
-            // What follows the snapshot that was reached last belongs to no reading: the next one begins anew.
+            // Instructions after the last reached snapshot belong to no reading: the next reading starts after it.
             first = reached + 1;
         }
         candidates
     }
 
-    /// Reads from one snapshot on, up to the last of `snapshots` if that can be reached. The result is the one that was.
+    /// Reads from one snapshot on, up to the last of `snapshots` if it can be reached. Returns the snapshot that was reached.
     fn read_from(
         &self,
         stacks: &mut Stacks,
@@ -87,7 +87,7 @@ impl<S: VmQueries> Reader<'_, S> {
             if first == 0 {
                 place.frames.iter_mut().for_each(|frame| Rc::make_mut(frame).rest = SlotValue::Unloaded);
                 if let Some(counter) = self.counter(stacks) {
-                    // The loop's own counter is there, too, as the variable of the loop (`FORL_EXT`).
+                    // The loop's own counter is in this slot, too, as the variable of the loop (`FORL_EXT`).
                     place.set_slot(counter + 3, SlotValue::Any);
                 }
             }
@@ -109,7 +109,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 (segment, spent) = (index, 0);
             }
             if budget.left == 0 || spent >= budget.stretch {
-                // What was not looked at may be a reading, too: so nothing is known up to the next snapshot.
+                // States that were not examined may belong to a reading, too: so nothing is known up to the next snapshot.
                 reached.retain(|&known, _| known < index);
                 (is_cut_short, budget.was_short) = (true, true);
                 break;
@@ -120,11 +120,11 @@ impl<S: VmQueries> Reader<'_, S> {
         }
         let Some((&furthest, ends)) = reached.last_key_value() else { return first };
         if furthest < last && !is_cut_short {
-            // No reading is whole, so some rule is wrong here: nobody knows where it has refused the right one, and
-            // those that came further say nothing.
+            // No reading is complete, so some rule is wrong here. It is not known where it has refused the right
+            // reading, and the readings that came further show nothing.
             return furthest;
         }
-        // Backward: what leads to an end.
+        // Backward: mark the states that lead to an end.
         let mut leads = vec![false; graph.states.len()];
         let mut open = ends.clone();
         while let Some(number) = open.pop() {
@@ -148,8 +148,8 @@ impl<S: VmQueries> Reader<'_, S> {
         furthest
     }
 
-    /// What belongs to what is recorded at a place. A library function that is called in a tail call has taken the
-    /// place of its caller; where that is the trace's own frame, both are possible.
+    /// What an instruction recorded at a place belongs to. A library function in a tail call has replaced the frame of
+    /// its caller; if that is the trace's own frame, both are possible.
     fn belongs_to(&self, stacks: &mut Stacks, place: &ReadingPlace) -> Vec<CandidateReading> {
         let Some(stack) = place.stack() else { return Vec::new() };
         let own = (stack, place.position);
@@ -164,10 +164,11 @@ impl<S: VmQueries> Reader<'_, S> {
         vec![own]
     }
 
-    /// Where a reading may be at its first snapshot. That of a comparison says where it does not go.
+    /// The places where a reading may be at its first snapshot. The snapshot of a comparison has the target that it
+    /// does not go to.
     fn starts(&self, stacks: &Stacks, begin: ReadingPlace, aim: Aim, first: usize) -> Vec<ReadingPlace> {
         if first == 0 {
-            // A side trace may form a loop of its own, which is set up like that of a root trace.
+            // A side trace may become a loop of its own, with a setup like that of a root trace.
             return vec![begin.with(Phase::Setup)];
         }
         let mut starts = vec![begin.clone()];
@@ -181,7 +182,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 _ => {}
             }
         }
-        // A call that was under way.
+        // A call may have been in progress.
         for callee in self.functions.callable() {
             starts.push(begin.with(Phase::Native(callee)));
         }
@@ -234,21 +235,20 @@ impl<S: VmQueries> Reader<'_, S> {
         } else if self.is_complete(stacks, &place, step, made.clone()) {
             self.next(stacks, &place, step, made)
         } else if place.phase == Phase::Start {
-            // What it has not made itself, a metamethod may do.
+            // A metamethod may do what the bytecode has not done itself.
             self.metamethods_called(stacks, &place, step)
         } else {
             return;
         };
         for next in nexts {
             let next = graph.place(next);
-            // What comes next has made nothing yet.
+            // The next bytecode has emitted nothing yet.
             let next = SearchState { place: next, begin: state.at, ..state };
             graph.reach(next, Some(Arrival { from: number, made: None }));
         }
     }
 
-    /// Whether a bytecode is the end of the very loop that a root trace is of, in its own frame: there recording stops
-    /// (`rec_loop_interp`).
+    /// Whether a bytecode is the end of the root trace's own loop, in its own frame: recording stops there (`rec_loop_interp`).
     fn ends_own_loop(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep) -> bool {
         let Some(begin) = self.aims.first().copied().flatten() else { return false };
         let start = Instruction(self.body.trace.startins).opcode(self.set).map(|opcode| opcode.op);
@@ -265,25 +265,26 @@ impl<S: VmQueries> Reader<'_, S> {
             }
     }
 
-    /// Where all is made that the recorder has emitted before its last snapshot.
+    /// The reference up to which everything was emitted before the recorder's last snapshot.
     fn end_of_recording(&self) -> u16 {
         let last = self.body.snapshots.get(self.recorded.saturating_sub(1));
         last.map_or(FIRST, |snapshot| self.past_transparent(snapshot.at))
     }
 
-    /// Whether nothing depends on what was made at a place so far: then readings that differ in it only are one.
+    /// Whether nothing depends on the instructions emitted at a place so far: then readings that differ only in them
+    /// are the same.
     fn forgets_what_it_made(&self, place: &ReadingPlace) -> bool {
         let Phase::Native(Callee::Native { ffid, .. }) = place.phase else { return false };
         !matches!(self.functions.library(ffid), Some("bit" | "math"))
     }
 
-    /// The place after a snapshot was taken there, if it can have been.
+    /// The places after a snapshot was taken at this place, if that is possible.
     fn taken(&self, stacks: &Stacks, place: &ReadingPlace, aim: Aim, made: Range<u16>) -> Vec<ReadingPlace> {
         let is_begun = made.is_empty();
         let mut places = Vec::new();
         let is_tail_native = matches!(place.phase, Phase::Native(_));
         if place.stack() == Some(aim.stack) && place.position == aim.position {
-            // It is taken before the bytecode is recorded (`lj_record_ins`), but for those that take their own.
+            // It is taken before the bytecode is recorded (`lj_record_ins`), except for bytecodes that take their own.
             let own = |op: Op| {
                 is_comparison(op)
                     || matches!(
@@ -313,14 +314,14 @@ impl<S: VmQueries> Reader<'_, S> {
             && let Some(stack) = place.stack()
             && (stacks.get(stack).caller, stacks.get(stack).call) == (Some(aim.stack), aim.position)
         {
-            // A library function in the place of its caller.
+            // A library function that has replaced its caller's frame.
             places.push(place.clone());
         }
         if place.stack() == Some(aim.stack)
             && matches!(place.phase, Phase::Start)
             && let Some(step) = self.step(stacks, place)
             && let Some((taken, other)) = self.ways(stacks, place, step)
-            // A loop has counted by then.
+            // By then, a loop has counted.
             && (!matches!(step.op, Op::FORL | Op::IFORL | Op::JFORL) || self.is_complete(stacks, place, step, made))
         {
             if aim.position == taken {
@@ -333,7 +334,7 @@ impl<S: VmQueries> Reader<'_, S> {
         places
     }
 
-    /// The next instruction that some bytecode made, at or behind a reference.
+    /// The first instruction at or after a reference that was emitted by some bytecode.
     fn past_transparent(&self, mut at: u16) -> u16 {
         while at < self.body.code.end() && is_transparent(self.op(at)) {
             at += 1;
@@ -341,13 +342,13 @@ impl<S: VmQueries> Reader<'_, S> {
         at
     }
 
-    /// How many returns to lower frames were recorded before a snapshot.
+    /// Number of returns to lower frames that were recorded before a snapshot.
     fn returned_before(&self, index: usize) -> usize {
         let until = self.body.snapshots[index].at;
         (FIRST..until).filter(|&at| self.op(at) == Some(Ir::RETF)).count()
     }
 
-    /// Notes what a load of a slot says.
+    /// Notes what a load of a slot shows.
     fn note_load(&self, stacks: &Stacks, place: &mut ReadingPlace, at: u16) {
         if self.op(at) != Some(Ir::SLOAD) {
             return;
@@ -360,8 +361,8 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// The slot of the counter, if the trace is that of a numeric loop (`rec_for_loop`, `lj_record.c`): a root trace that
-    /// starts at its end, or a side trace that starts behind its beginning and may form a loop of its own.
+    /// The slot of the counter, if the trace belongs to a numeric loop (`rec_for_loop`, `lj_record.c`): a root trace that
+    /// starts at the loop's end, or a side trace that starts after the loop's beginning and may become a loop of its own.
     fn counter(&self, stacks: &Stacks) -> Option<usize> {
         if self.body.trace.root == 0 {
             let start = Instruction(self.body.trace.startins);
@@ -374,30 +375,30 @@ impl<S: VmQueries> Reader<'_, S> {
         (before.opcode(self.set)?.op == Op::JFORI).then_some(usize::from(before.a()))
     }
 
-    /// Notes what a snapshot says of slots.
+    /// Notes what a snapshot shows about slots.
     fn know(&self, place: &mut ReadingPlace, index: usize) {
         let (Some(frames), Some((entries, _))) = (&self.frames[index], self.body.snapshot_words(index)) else { return };
         if frames.len() != place.frames.len() {
             return;
         }
-        /// `SNAP_FRAME` and `SNAP_CONT` (`lj_jit.h`): links, and no values.
+        /// `SNAP_FRAME` and `SNAP_CONT` (`lj_jit.h`): entries with links, not values.
         const LINKS: u32 = 0x3_0000;
         for &entry in entries.iter().filter(|entry| **entry & LINKS == 0) {
             let slot = (entry >> 24) as usize;
-            // The innermost frame whose slots begin at or below it.
+            // The innermost frame whose slots begin at or below this slot.
             let Some(frame) = frames.iter().position(|frame| frame.base <= slot) else { continue };
             let depth = frames.len() - 1 - frame;
             place.set_slot_of(depth, slot - frames[frame].base, self.value(entry as u16));
         }
     }
 
-    /// What a load has loaded: nil, false and true are constants from then on (`sload`, `lj_record_idx`, `rec_upvalue`,
+    /// The result of a load: nil, false and true are constants from then on (`sload`, `lj_record_idx`, `rec_upvalue`,
     /// `lj_record.c`).
     pub(super) fn loaded_value(&self, load: u16) -> SlotValue {
         if self.body.code.ins(load).kind_of_result() <= irt::TRUE { SlotValue::Constant } else { SlotValue::Ref(load) }
     }
 
-    /// What a reference stands for.
+    /// The value of a reference.
     pub(super) fn value(&self, at: u16) -> SlotValue {
         if at >= BIAS {
             return SlotValue::Ref(at);

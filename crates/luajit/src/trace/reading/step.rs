@@ -1,4 +1,4 @@
-//! One step over one bytecode: what it emits, and where execution continues.
+//! One step over one bytecode: the instructions that it emits, and where execution continues.
 //!
 //! LuaJIT's sources: [`lj_record_ins`], [`rec_upvalue`], [`lj_record_idx`], [`lj_opt_narrow_mod`].
 //!
@@ -27,7 +27,7 @@ impl<S: VmQueries> Reader<'_, S> {
         let prototype = self.prototype(stacks, place)?;
         let mut instruction = prototype.instruction(place.position)?;
         let mut op = instruction.opcode(self.set)?.op;
-        // The start of a trace: what it has replaced counts, but for loops, which say enough themselves.
+        // At the start of a trace, the instruction that it has replaced counts, except for loops, which show enough themselves.
         if op == Op::JLOOP
             && let Some(original) = self.queries.start_instruction(prototype, place.position, instruction.d())
         {
@@ -39,7 +39,7 @@ impl<S: VmQueries> Reader<'_, S> {
         Some(BytecodeStep { stack: place.stack()?, position: place.position, instruction, op })
     }
 
-    /// The places after `step`, of which the instructions `made` were made.
+    /// The places after `step`, which has emitted the instructions `made`.
     pub(super) fn next(
         &self,
         stacks: &mut Stacks,
@@ -51,7 +51,7 @@ impl<S: VmQueries> Reader<'_, S> {
         let d = step.instruction.d();
         let after = step.position + 1;
         match place.phase {
-            // What a root trace needs at its start was made, or nothing was.
+            // Either the setup of a root trace was emitted, or nothing was.
             Phase::Setup => return vec![place.with(Phase::Start)],
             Phase::Forced(target) => return vec![self.branched(place, step, made).go(target)],
             Phase::Calling(callee) | Phase::Meta(callee) => return self.enter_called(stacks, place, step, callee),
@@ -68,7 +68,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 let branched = self.branched(place, step, made);
                 let known = self.holds(place, step);
                 for (target, holds) in [(other, false), (taken, true)] {
-                    // Two constants are compared while recording, and leave nothing (`lj_record_ins`).
+                    // A comparison of two constants is done while recording, and emits nothing (`lj_record_ins`).
                     if known.is_some_and(|known| known != holds) {
                         continue;
                     }
@@ -133,7 +133,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 let is_end = !matches!(step.op, Op::FORI | Op::JFORI);
                 let index = if is_end { index + by } else { index };
                 let goes_on = if by >= 0.0 { index <= stop } else { stop <= index };
-                // The beginning jumps if there is nothing to do, the end goes on then: both are the first way.
+                // The beginning jumps if there is nothing to do, the end then goes on: both are the first of the ways.
                 Some(!goes_on)
             }
             Op::ISLT => Some(number(a)? < number(usize::from(ins.d()))?),
@@ -144,7 +144,7 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// What a loop's instruction leaves in its slots.
+    /// The place after a loop's instruction has updated its slots.
     fn branched(&self, place: &ReadingPlace, step: BytecodeStep, made: std::ops::Range<u16>) -> ReadingPlace {
         let mut next = place.clone();
         let a = usize::from(step.instruction.a());
@@ -165,7 +165,7 @@ impl<S: VmQueries> Reader<'_, S> {
         next
     }
 
-    /// An instruction that goes on with the next one, unless a metamethod is called.
+    /// The places after an instruction that continues with the next one, unless it calls a metamethod.
     fn plain(
         &self,
         stacks: &mut Stacks,
@@ -187,7 +187,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 (a..=usize::from(ins.d())).for_each(|slot| next.set_slot(slot, SlotValue::Constant));
             }
             OperandA::Base if step.op != Op::TSETM => next.forget_from(a),
-            // The upvalue may be a slot of a frame of the trace (`rec_upvalue`, `lj_record.c`).
+            // The upvalue may be a slot in a frame of the trace (`rec_upvalue`, `lj_record.c`).
             _ if matches!(step.op, Op::USETV | Op::USETS | Op::USETN | Op::USETP)
                 && !made.clone().any(|at| self.op(at) == Some(Ir::USTORE)) =>
             {
@@ -248,7 +248,7 @@ impl<S: VmQueries> Reader<'_, S> {
         slots.is_empty() || !slots.iter().all(|&slot| plain(place.slot(usize::from(slot))))
     }
 
-    /// The slots that a plain instruction computes with.
+    /// The slots that a plain instruction uses as operands.
     pub(super) fn read_slots(&self, _: &Stacks, _: &ReadingPlace, step: BytecodeStep) -> Vec<u8> {
         let ins = step.instruction;
         match step.op {
@@ -263,7 +263,7 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// What an instruction puts into its destination.
+    /// The value that an instruction puts into its destination.
     pub(super) fn result(
         &self,
         stacks: &Stacks,
@@ -293,7 +293,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 let made = made.clone().next_back().filter(is_arithmetic);
                 made.or_else(|| self.same_as_before(stacks, place, step, end)).map_or(SlotValue::Any, SlotValue::Ref)
             }
-            // Its last instruction is the result (`lj_opt_narrow_mod`); of powers of two, a mask.
+            // The last instruction is the result (`lj_opt_narrow_mod`); for powers of two it is a mask.
             Op::MODVN | Op::MODNV | Op::MODVV => {
                 let is_result = |at: &u16| {
                     matches!(self.op(*at), Some(Ir::MOD | Ir::SUB | Ir::BAND))
@@ -302,14 +302,14 @@ impl<S: VmQueries> Reader<'_, S> {
                 made.clone().next_back().filter(is_result).map_or(SlotValue::Any, SlotValue::Ref)
             }
             Op::GGET | Op::TGETS | Op::TGETV | Op::TGETB | Op::TGETR => {
-                // Without `__index`, only the value itself is loaded. With it, what is no name of a metamethod nor nil
-                // ends the lookup (`lj_record_idx`, `lj_record.c`).
+                // Without `__index`, only the value itself is loaded. With it, the lookup ends at a value that is not
+                // nil and not loaded by the name of a metamethod (`lj_record_idx`, `lj_record.c`).
                 let looks = self.powers.looks_for("__index");
                 let is_load = |at: &u16| matches!(self.op(*at), Some(Ir::ALOAD | Ir::HLOAD));
                 let found = made.clone().rev().find(|at| if looks { self.is_found(*at) } else { is_load(at) });
                 match found {
                     Some(load) => self.loaded_value(load),
-                    // Operations of C data load elsewhere.
+                    // Operations on C data load in other ways.
                     None if looks && self.powers.cdata => SlotValue::Any,
                     None => self.loaded_before(stacks, place, step, made.end),
                 }

@@ -10,8 +10,8 @@ use crate::trace::ir::{BIAS, FIRST, IrOp as Ir, irt};
 use crate::trace::stacks::Stacks;
 
 impl<S: VmQueries> Reader<'_, S> {
-    /// Whether an instruction that looks into a table may look into that of a bytecode, which has made the instructions
-    /// from `begin` on. Metamethods may be looked for elsewhere.
+    /// Whether an instruction that accesses a table may access the table of a bytecode, whose own instructions start at
+    /// `begin`. A search for metamethods may access other tables.
     pub(super) fn is_of_table(&self, place: &ReadingPlace, step: BytecodeStep, at: u16, begin: u16) -> bool {
         let is_lookup = matches!(
             step.op,
@@ -25,7 +25,7 @@ impl<S: VmQueries> Reader<'_, S> {
             Some(Ir::AREF | Ir::HREFK) => self.table_of(at),
             _ => return true,
         };
-        // A metatable, or what it leads to.
+        // A metatable, or a table that it leads to.
         let is_elsewhere = |table: u16| match self.op(table) {
             Some(Ir::FLOAD) => true,
             Some(Ir::HLOAD) => self.is_metamethod_name(self.body.code.ins(table).op1()),
@@ -40,7 +40,7 @@ impl<S: VmQueries> Reader<'_, S> {
         if self.op(key) == Some(Ir::KSLOT) { self.body.code.ins(key).op1() } else { key }
     }
 
-    /// Whether a reference is into the hash part of a table by this string, or by a string that is not known.
+    /// Whether a reference is into the hash part of a table by this string, or by an unknown string.
     pub(super) fn may_be_by_string(&self, reference: u16, string: u64) -> bool {
         if !matches!(self.op(reference), Some(Ir::HREF | Ir::HREFK | Ir::NEWREF)) {
             return false;
@@ -60,7 +60,7 @@ impl<S: VmQueries> Reader<'_, S> {
             && self.functions.string(self.key(reference)).is_some_and(|(_, is_name)| is_name)
     }
 
-    /// Whether a table may be the one that a bytecode looks into.
+    /// Whether a table may be the one that a bytecode accesses.
     pub(super) fn may_be_table(&self, place: &ReadingPlace, step: BytecodeStep, table: u16) -> bool {
         match place.slot(usize::from(step.instruction.b())) {
             SlotValue::Ref(own) => own == table || [own, table].iter().any(|&at| self.op(at) == Some(Ir::NOP)),
@@ -69,7 +69,7 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// The table that a reference leads into.
+    /// The table of a reference.
     pub(super) fn table_of(&self, reference: u16) -> Option<u16> {
         let first = self.body.code.ins(reference).op1();
         match self.op(reference)? {
@@ -79,8 +79,8 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// Whether a reference into a table may be by the key of a bytecode, or by the name of a metamethod. The bytecode has
-    /// made the instructions from `begin` on.
+    /// Whether a reference into a table may use the key of a bytecode, or the name of a metamethod. The bytecode's own
+    /// instructions start at `begin`.
     pub(super) fn has_key(
         &self,
         stacks: &Stacks,
@@ -108,7 +108,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 let own = place.slot(usize::from(step.instruction.c()));
                 return match (own, string) {
                     (SlotValue::Number(_) | SlotValue::Function(_), Some(_)) => false,
-                    // What is no constant is no key of the kind that is.
+                    // A value that is no constant cannot be a constant key of its kind.
                     (SlotValue::Ref(at), Some(_)) => at >= begin || self.op(at) == Some(Ir::NOP),
                     (SlotValue::Constant, _) => key < BIAS,
                     _ => self.may_be(&[own], key, begin),
@@ -120,12 +120,12 @@ impl<S: VmQueries> Reader<'_, S> {
         match (own, string) {
             (Some(own), Some((address, _))) => own == address,
             (None, _) => true,
-            // By another kind of key.
+            // The reference has another kind of key.
             (Some(_), None) => false,
         }
     }
 
-    /// Whether a reference may lead to where a bytecode looks.
+    /// Whether a reference may lead to the element that a bytecode accesses.
     pub(super) fn is_same_place(
         &self,
         stacks: &Stacks,
@@ -139,7 +139,7 @@ impl<S: VmQueries> Reader<'_, S> {
         is_table && self.has_key(stacks, place, step, reference, until)
     }
 
-    /// Whether a store can have left nothing: the same value was stored there before.
+    /// Whether a store can have left nothing, because the same value was stored there before.
     pub(super) fn is_stored_before(
         &self,
         stacks: &Stacks,
@@ -152,14 +152,14 @@ impl<S: VmQueries> Reader<'_, S> {
             || self.powers.cdata
             || (FIRST..self.body.code.end()).any(|at| {
                 let ins = self.body.code.ins(at);
-                // Of what is overwritten later, nothing may be left.
+                // A store that is overwritten later may leave nothing.
                 matches!(self.op(at), Some(Ir::ASTORE | Ir::HSTORE | Ir::XSTORE | Ir::FSTORE))
                     && self.is_same_place(stacks, place, step, ins.op1(), until)
                     && (at >= until || self.may_be(&[value], ins.op2(), until))
             })
     }
 
-    /// Whether what a lookup finds may be known from an earlier access.
+    /// Whether the result of a lookup may be known from an earlier access.
     pub(super) fn is_accessed_before(
         &self,
         stacks: &Stacks,
@@ -170,7 +170,7 @@ impl<S: VmQueries> Reader<'_, S> {
         let is_own = !self.powers.looks_for("__index") || self.is_known_table(place, step);
         !is_own
             || (FIRST..self.body.code.end()).any(|at| {
-                // A store that was dropped had a later one to the same place.
+                // A dropped store had a later one to the same element.
                 let accesses = match self.op(at) {
                     Some(Ir::ALOAD | Ir::HLOAD | Ir::XLOAD) => at < until,
                     Some(Ir::ASTORE | Ir::HSTORE | Ir::XSTORE) => true,
@@ -194,8 +194,8 @@ impl<S: VmQueries> Reader<'_, S> {
         !matches!(value, SlotValue::Ref(_)) || (FIRST..until).any(measures)
     }
 
-    /// Whether a reference may lead into the very table that a bytecode looks into, where a lookup always begins. What is
-    /// no table has none.
+    /// Whether a reference may lead into the very table that a bytecode accesses, where a lookup always begins. A value
+    /// that is no table has no such reference.
     fn may_be_in_own_table(&self, place: &ReadingPlace, step: BytecodeStep, reference: u16) -> bool {
         if step.op != Op::TGETS {
             return true;
@@ -204,15 +204,15 @@ impl<S: VmQueries> Reader<'_, S> {
             || self.table_of(reference).is_none_or(|table| self.may_be_table(place, step, table))
     }
 
-    /// Whether what a bytecode looks into is known to be a table: strings and numbers have none, but their metatables' may
-    /// be looked into.
+    /// Whether the value that a bytecode accesses is known to be a table. Strings and numbers have no tables of their
+    /// own, but their metatables may be accessed.
     fn is_known_table(&self, place: &ReadingPlace, step: BytecodeStep) -> bool {
         matches!(place.slot(usize::from(step.instruction.b())),
             SlotValue::Ref(own) if self.body.code.ins(own).kind_of_result() == irt::TAB)
     }
 
-    /// Whether a lookup by a constant string can have left nothing: it was done before, finds nothing in an empty table
-    /// (which is a constant pointer, to nil), or is one of an object's.
+    /// Whether a lookup by a constant string can have left nothing: it was done before, it finds nothing in an empty
+    /// table (whose element is a constant pointer to nil), or it is a lookup in an object.
     pub(super) fn is_looked_up_before(
         &self,
         stacks: &Stacks,
@@ -229,8 +229,8 @@ impl<S: VmQueries> Reader<'_, S> {
             || (FIRST..until).any(|at| self.may_be_by_string(at, own) && self.may_be_in_own_table(place, step, at))
     }
 
-    /// What a lookup by a constant string found that has left nothing: the same as an earlier one, or nil, or a constant
-    /// that the table was made with (`fwd_ahload`, `lj_opt_mem.c`).
+    /// The result of a lookup by a constant string that has left nothing: the same as an earlier one, or nil, or a
+    /// constant with which the table was created (`fwd_ahload`, `lj_opt_mem.c`).
     pub(super) fn loaded_before(
         &self,
         stacks: &Stacks,
@@ -246,8 +246,7 @@ impl<S: VmQueries> Reader<'_, S> {
         let own = self.prototype(stacks, place).and_then(|prototype| self.queries.string(prototype, index));
         let Some(own) = own else { return SlotValue::Any };
         let code = &self.body.code;
-        // A store that was dropped had a later one to the same place.
-        // With `__index`, it may be that of another table.
+        // A dropped store had a later one to the same element. With `__index`, the reference may belong to another table.
         let may_be_it = |reference: u16| {
             self.may_be_by_string(reference, own)
                 && (self.powers.looks_for("__index") || self.may_be_in_own_table(place, step, reference))
@@ -258,13 +257,13 @@ impl<S: VmQueries> Reader<'_, S> {
             _ => false,
         });
         let accesses: Vec<u16> = accesses.collect();
-        // What a table has that the trace made itself is known without a load.
+        // The contents of a table that the trace has created are known without a load.
         let is_same = |load: u16| {
             let table = self.table_of(code.ins(load).op1());
             !(FIRST..until).any(|at| matches!(self.op(at), Some(Ir::TNEW | Ir::TDUP | Ir::NOP)))
                 || table.is_some_and(|table| place.slot(usize::from(step.instruction.b())) == SlotValue::Ref(table))
         };
-        // Where another reference has no load, nothing is there.
+        // If another reference has no load, no value is there.
         let is_only = |load: u16| {
             let loaded = code.ins(load).op1();
             (FIRST..until).all(|at| at == loaded || !may_be_it(at))
@@ -278,5 +277,5 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 }
 
-/// What a length is asked with.
+/// Instructions that get a length.
 pub(super) const LENGTHS: &[Ir] = &[Ir::FLOAD, Ir::ALEN, Ir::CALLL, Ir::CALLN];

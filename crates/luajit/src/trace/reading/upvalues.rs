@@ -1,4 +1,4 @@
-//! Upvalues: which references belong to a function, and what they hold.
+//! Upvalues: which references belong to a function, and their values.
 //!
 //! LuaJIT's sources: [`cse_uref`], [`rec_upvalue`], [`lj_opt_fwd_uload`].
 //!
@@ -16,7 +16,7 @@ use crate::trace::ir::{BIAS, FIRST, Ins, IrOp as Ir};
 use crate::trace::stacks::Stacks;
 
 impl<S: VmQueries> Reader<'_, S> {
-    /// Whether an instruction has to do with the upvalue that a bytecode reads or writes.
+    /// Whether an instruction belongs to the access of the upvalue that a bytecode reads or writes.
     pub(super) fn is_of_upvalue(
         &self,
         stacks: &Stacks,
@@ -31,7 +31,7 @@ impl<S: VmQueries> Reader<'_, S> {
             _ => u16::from(step.instruction.a()),
         };
         let code = &self.body.code;
-        // The reference itself, or what is computed of it.
+        // The reference itself, or a value computed from it.
         let mut reference = at;
         if !matches!(op, Ir::UREFC | Ir::UREFO) {
             reference = [ins.op1(), ins.op2()].into_iter().find(|&operand| operand > BIAS).unwrap_or(ins.op1());
@@ -40,18 +40,18 @@ impl<S: VmQueries> Reader<'_, S> {
             }
         }
         if !matches!(self.op(reference), Some(Ir::UREFC | Ir::UREFO)) {
-            // The function of the frame is told apart.
+            // This checks which function the frame has.
             return op == Ir::EQ;
         }
         let own = place.stack().map(|stack| stacks.get(stack).callee);
         own.is_none_or(|own| self.is_upvalue(reference, own, index) != Some(false))
     }
 
-    /// Whether a reference is to the upvalue `index` of a function; [`None`] if that is not known. Functions that are
-    /// constants share upvalues, and then their references too (`cse_uref`, `lj_opt_fold.c`).
+    /// Whether a reference is to the upvalue `index` of a function; [`None`] if that is not known. Constant functions
+    /// may share upvalues, and then their references, too (`cse_uref`, `lj_opt_fold.c`).
     pub(super) fn is_upvalue(&self, reference: u16, own: Callee, index: u16) -> Option<bool> {
         let found = self.body.code.ins(reference);
-        // A function that is no constant is that of a frame.
+        // A function that is no constant is the function of a frame.
         let function = match self.functions.function(found.op1())? {
             Callee::Lua { function, .. } => function?,
             Callee::Native { .. } => return Some(false),
@@ -71,9 +71,9 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// What `UGET` puts into its slot (`rec_upvalue`, `lj_record.c`).
+    /// The value that `UGET` puts into its slot (`rec_upvalue`, `lj_record.c`).
     pub(super) fn upvalue(&self, stacks: &Stacks, step: BytecodeStep, loaded: Option<u16>, until: u16) -> SlotValue {
-        // It may be another closure than the one that is a constant.
+        // The closure may be another one than the constant.
         if let Some(load) = loaded {
             return self.loaded_value(load);
         }
@@ -90,9 +90,9 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// Finds the prototypes of which a closure may run that is no constant: the function of a frame that the trace began or
-    /// returned in, whose upvalues were read and which was not told apart. A prototype with many closures is not
-    /// (`rec_upvalue`, `lj_record.c`), even where another closure of it is a constant.
+    /// Finds the prototypes that may have a running closure which is no constant: the function of a frame in which the trace
+    /// began or to which it returned, if its upvalues were read without a check of the closure. If a prototype has many
+    /// closures, the recorder does not check (`rec_upvalue`, `lj_record.c`), even if another closure is a constant.
     pub fn find_unknown_closures(&self) -> HashSet<u64> {
         let code = &self.body.code;
         let is_unknown = |at: u16| {
@@ -110,18 +110,18 @@ impl<S: VmQueries> Reader<'_, S> {
         began.chain(returned).filter_map(Callee::prototype).collect()
     }
 
-    /// The closure of a prototype, if no other one can run in the trace.
+    /// The closure of a prototype, if no other closure can run in the trace.
     pub(super) fn only_closure(&self, prototype: u64) -> Option<u64> {
         self.functions.only_closure(prototype).filter(|_| !self.unknown_closures.contains(&prototype))
     }
 
-    /// What the upvalue that is read holds, if it never changes.
+    /// The value of the upvalue that is read, if it never changes.
     pub(super) fn constant_upvalue(&self, stacks: &Stacks, step: BytecodeStep) -> Option<Constant> {
         let prototype = stacks.get(step.stack).callee.prototype()?;
         self.queries.upvalue(self.only_closure(prototype)?, step.instruction.d())
     }
 
-    /// What the upvalue that is read held before: the same load is made once only, and a stored value is not loaded
+    /// The known value of the upvalue that is read: equal loads are emitted only once, and a stored value is not loaded
     /// (`lj_opt_fwd_uload`, `lj_opt_mem.c`). [`None`] if it was neither loaded nor stored.
     pub(super) fn upvalue_before(&self, stacks: &Stacks, step: BytecodeStep, until: u16) -> Option<SlotValue> {
         let code = &self.body.code;
@@ -141,7 +141,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 continue;
             }
             let is_it = match self.is_upvalue(reference, own, step.instruction.d()) {
-                // A function that is no constant is that of a frame, perhaps of another one.
+                // A function that is no constant is the function of a frame, perhaps of another frame.
                 None if self.functions.function(code.ins(reference).op1()).is_none() => {
                     is_sure &= self.is_outermost_function(stacks, step, code.ins(reference).op1());
                     code.ins(reference).op2() >> 8 == step.instruction.d()
@@ -158,7 +158,7 @@ impl<S: VmQueries> Reader<'_, S> {
             if at < until {
                 last = Some((at, value));
             } else if let Some((before, _)) = last {
-                // A store that a later one has made superfluous was dropped, and may have come since.
+                // A store between them may have been dropped because a later one made it superfluous.
                 is_sure &= !(before..until).any(|at| self.op(at) == Some(Ir::NOP));
             } else {
                 (last, is_sure) = (Some((until, SlotValue::Any)), false);
@@ -171,7 +171,7 @@ impl<S: VmQueries> Reader<'_, S> {
         Some(if is_sure && references.len() == 1 { value } else { SlotValue::Any })
     }
 
-    /// Whether a value is the function of the frame that a bytecode is in, the outermost one, which the trace has not left.
+    /// Whether a value is the function of a bytecode's frame, and this is the outermost frame, which the trace has not left.
     pub(super) fn is_outermost_function(&self, stacks: &Stacks, step: BytecodeStep, value: u16) -> bool {
         let first = if self.fr2 { 2 } else { 1 };
         stacks.get(step.stack).caller.is_none()
@@ -180,14 +180,14 @@ impl<S: VmQueries> Reader<'_, S> {
             && usize::from(self.body.code.ins(value).op1()) < first
     }
 
-    /// Whether upvalues may be slots of frames of the trace: then a guard tells where the frames are.
+    /// Whether upvalues may be slots in frames of the trace: then a guard checks where the frames are.
     pub(super) fn aliases_slots(&self) -> bool {
         let code = &self.body.code;
         (FIRST..code.end())
             .any(|at| self.op(at) == Some(Ir::EQ) && [code.ins(at).op1(), code.ins(at).op2()].contains(&BIAS))
     }
 
-    /// Whether the function that runs was made by one of a frame of the trace, so that its upvalues may be slots there.
+    /// Whether a function in a frame of the trace has created the running function, so that its upvalues may be slots there.
     pub(super) fn is_inside(&self, stacks: &Stacks, place: &ReadingPlace) -> bool {
         let own = place.stack().and_then(|stack| stacks.get(stack).callee.prototype());
         let makes = |prototype: &Prototype| {

@@ -1,4 +1,4 @@
-//! A64 instructions, as far as unwinding needs them. All have four bytes.
+//! The A64 instructions that unwinding needs to know. Each has four bytes.
 
 use crate::references::References;
 
@@ -7,32 +7,32 @@ pub const RET: u32 = 0xd65f_03c0;
 /// The stack pointer, and the zero register, by number.
 const SP: u32 = 31;
 
-/// The instruction at the beginning of `code`, or after `offset` bytes of it.
+/// The instruction at `offset` bytes in `code`.
 pub fn word(code: &[u8], offset: usize) -> Option<u32> {
     Some(u32::from_le_bytes(*code.get(offset..)?.first_chunk()?))
 }
 
-/// Whether it is a hint, as `nop`, `bti` and those that sign addresses are.
+/// Whether the instruction is a hint: `nop`, `bti`, and those that sign addresses.
 pub const fn is_hint(word: u32) -> bool {
     word & 0xffff_f01f == 0xd503_201f
 }
 
-/// Whether it calls: `bl`, `blr`, or one of the latter that authenticates.
+/// Whether the instruction is a call: `bl`, `blr`, or an authenticating `blr`.
 pub const fn is_call(word: u32) -> bool {
     word >> 26 == 0b10_0101 || word & 0xfeff_f000 == 0xd63f_0000
 }
 
-/// How far `b` jumps, in bytes.
+/// The distance of the jump of a `b`, in bytes.
 pub const fn jump(word: u32) -> Option<i64> {
     if word >> 26 == 0b00_0101 { Some(((word << 6) as i32 >> 4) as i64) } else { None }
 }
 
-/// Whether it is a conditional branch: `b.cond`, `cbz`, `cbnz`, `tbz`, `tbnz`.
+/// Whether the instruction is a conditional branch: `b.cond`, `cbz`, `cbnz`, `tbz`, `tbnz`.
 pub const fn is_branch(word: u32) -> bool {
     word & 0xff00_0000 == 0x5400_0000 || word & 0x7c00_0000 == 0x3400_0000
 }
 
-/// How far a conditional branch jumps, in bytes.
+/// The distance of the jump of a conditional branch, in bytes.
 pub const fn branch(word: u32) -> Option<i64> {
     if word & 0xff00_0000 == 0x5400_0000 || word & 0x7e00_0000 == 0x3400_0000 {
         Some((((word << 8) as i32 >> 13) << 2) as i64)
@@ -43,16 +43,17 @@ pub const fn branch(word: u32) -> Option<i64> {
     }
 }
 
-/// Whether it goes elsewhere in another way: `br`, `blr`, `ret`, `eret` and the like, `svc`, `brk`, `bl`.
+/// Whether the instruction leaves straight-line code in another way: `br`, `blr`, `ret`, `eret` and the like, `svc`,
+/// `brk`, `bl`.
 pub const fn leaves(word: u32) -> bool {
     word & 0xfe00_0000 == 0xd600_0000 || word & 0xff00_0000 == 0xd400_0000 || word >> 26 == 0b10_0101
 }
 
-/// Whether it may write the stack pointer: additions and subtractions of constants or extended registers to it, moves, and loads
-/// and stores that write their address back.
+/// Whether the instruction may write the stack pointer: additions and subtractions of constants or extended registers,
+/// moves, and loads and stores that write their address back.
 pub const fn moves_stack(word: u32) -> bool {
     let (to, base) = (word & 31, word >> 5 & 31);
-    // What sets flags has the zero register in its place.
+    // In instructions that set flags, this register number means the zero register.
     let adds = to == SP && (word & 0x3f80_0000 == 0x1100_0000 || word & 0x3fe0_0000 == 0x0b20_0000);
     let masks = to == SP && word & 0x1f80_0000 == 0x1200_0000 && word & 0x6000_0000 != 0x6000_0000;
     let pair_back = base == SP && word & 0x3a80_0000 == 0x2880_0000;
@@ -60,7 +61,7 @@ pub const fn moves_stack(word: u32) -> bool {
     adds || masks || pair_back || one_back
 }
 
-/// Of `stp` of two 64-bit registers relative to the stack pointer: these, and where the first one goes.
+/// For `stp` of two 64-bit registers relative to the stack pointer: both registers, and the offset of the first.
 pub const fn stored_pair(word: u32) -> Option<(u32, u32, i64)> {
     if word & 0xffc0_0000 == 0xa900_0000 && word >> 5 & 31 == SP {
         Some((word & 31, word >> 10 & 31, ((word << 10) as i32 >> 25) as i64 * 8))
@@ -69,12 +70,12 @@ pub const fn stored_pair(word: u32) -> Option<(u32, u32, i64)> {
     }
 }
 
-/// Whether it stores two floating-point registers relative to the stack pointer.
+/// Whether the instruction stores two floating-point registers relative to the stack pointer.
 pub const fn stores_vectors(word: u32) -> bool {
     word & 0xffc0_0000 == 0x6d00_0000 && word >> 5 & 31 == SP
 }
 
-/// Of `adrp`: the register, and the page that it addresses, at `address`.
+/// For `adrp`: the register, and the address of the page if the instruction is at `address`.
 pub const fn page(word: u32, address: u64) -> Option<(u32, u64)> {
     if word & 0x9f00_0000 != 0x9000_0000 {
         return None;
@@ -83,7 +84,7 @@ pub const fn page(word: u32, address: u64) -> Option<(u32, u64)> {
     Some((word & 31, (address & !0xfff).wrapping_add((pages << 12) as u64)))
 }
 
-/// Of `ldr` of a 64-bit register with a constant offset: the register, its base, and the offset.
+/// For `ldr` of a 64-bit register with a constant offset: the register, its base, and the offset.
 pub const fn load(word: u32) -> Option<(u32, u32, u64)> {
     if word & 0xffc0_0000 == 0xf940_0000 {
         Some((word & 31, word >> 5 & 31, (word >> 10 & 0xfff) as u64 * 8))
@@ -92,7 +93,7 @@ pub const fn load(word: u32) -> Option<(u32, u32, u64)> {
     }
 }
 
-/// Of `str` of a 64-bit register with a constant offset: the register, its base, and the offset.
+/// For `str` of a 64-bit register with a constant offset: the register, its base, and the offset.
 pub const fn store(word: u32) -> Option<(u32, u32, u64)> {
     if word & 0xffc0_0000 == 0xf900_0000 {
         Some((word & 31, word >> 5 & 31, (word >> 10 & 0xfff) as u64 * 8))
@@ -101,12 +102,13 @@ pub const fn store(word: u32) -> Option<(u32, u32, u64)> {
     }
 }
 
-/// Of `mov xN, sp` and `add xN, sp, #1`: the N.
+/// For `mov xN, sp` and `add xN, sp, #1`: the number N.
 pub const fn takes_stack_pointer(word: u32) -> Option<u32> {
     if word & 0xffff_fbe0 == 0x9100_03e0 { Some(word & 31) } else { None }
 }
 
-/// What the code of a function refers to. There are no signatures of this processor's builds to compare it with, so nothing.
+/// The references in a function's code. There are no signatures of this processor's builds to compare them with, so it
+/// finds none.
 pub fn references(_code: &[u8], _start: u64) -> References {
     References::default()
 }

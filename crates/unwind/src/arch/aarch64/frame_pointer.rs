@@ -1,12 +1,12 @@
-//! The frame pointer of a function, where it was lost.
+//! Recovers the frame pointer of a function where it was lost.
 
 use crate::registers::Registers;
 use crate::row::UnwindRow;
 use crate::{CFrame, StackCopy, Unwinder, VmCode};
 
 impl Unwinder {
-    /// The frame pointer of a frame with these registers: not told from code on this processor. Functions address their frame by
-    /// the stack pointer, but for those that allocate on the stack.
+    /// The frame pointer of a frame with these registers. On this processor it does not follow from code: except for
+    /// functions that allocate on the stack, functions address their frames by the stack pointer.
     #[expect(clippy::unused_self, reason = "as on other processors")]
     pub(crate) fn find_frame_pointer(
         &mut self,

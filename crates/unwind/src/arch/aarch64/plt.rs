@@ -3,20 +3,20 @@
 use super::code::{load, page, word};
 use crate::plt::PltStub;
 
-/// The sections that stubs are in.
+/// The sections that contain stubs.
 pub const PLT_SECTIONS: [&str; 1] = [".plt"];
 
-/// The register that stubs address their slot by (`IP0`), and the one that they jump to (`IP1`).
+/// The register with which stubs address their slot (`IP0`), and the register that they jump to (`IP1`).
 const BY: u32 = 16;
 const TO: u32 = 17;
 
 /// `bti c`, which stubs may begin with.
 const BTI: u32 = 0xd503_245f;
 
-/// What a stub has behind these: `add x16, x16, #offset; br x17`.
+/// Size of the end of a stub, after these instructions: `add x16, x16, #offset; br x17`.
 const END: u64 = 16;
 
-/// The stubs in a section, which is at `address`: `adrp x16, page; ldr x17, [x16, #offset]; add; br x17`.
+/// The stubs in the section at `address`: `adrp x16, page; ldr x17, [x16, #offset]; add; br x17`.
 pub fn plt_stubs(_section: &str, address: u64, data: &[u8]) -> Vec<PltStub> {
     let mut stubs = Vec::new();
     for offset in (0..data.len()).step_by(4) {

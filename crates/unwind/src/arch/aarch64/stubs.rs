@@ -9,23 +9,23 @@ use super::code::{RET, is_hint, word};
 use crate::registers::Register;
 use crate::row::{CfaRule, SavedRule, UnwindRow};
 
-/// How much of the code at an address [`row_by_code`] looks at.
+/// How many bytes of code [`row_by_code`] looks at.
 pub const CODE_LENGTH: usize = 24;
 
-/// Whether the row of an address near the interpreter's end is that of `vm_ffi_call`, which has its own unwind entry: the
-/// interpreter's saves all registers that calls preserve, that one two.
+/// Whether the row of an address near the interpreter's end belongs to `vm_ffi_call`, which has its own unwind entry.
+/// The entry of the interpreter saves all callee-saved registers, the entry of `vm_ffi_call` only two.
 pub fn is_ffi_call(row: &UnwindRow) -> bool {
     is_by_frame_pointer(row) && !row.saved.iter().any(|(register, _)| *register == Register::X28)
 }
 
-/// Whether a row is that of a function which has a frame pointer, right below whose record its frame ends.
+/// Whether the row belongs to a function with a frame pointer whose frame ends right above its frame record.
 pub fn is_by_frame_pointer(row: &UnwindRow) -> bool {
     matches!(row.cfa, CfaRule::Offset(Register::X29, 16))
 }
 
-/// The row of `vm_ffi_call` at its edges, where its unwind entry is wrong: `offset` bytes into it, where `code` begins.
+/// The row of `vm_ffi_call` at its edges, where its unwind entry is wrong: `code` begins `offset` bytes into the function.
 pub fn ffi_call_row(offset: u64, code: &[u8]) -> Option<UnwindRow> {
-    /// Hints, two stores and the addition that sets the frame pointer: nothing later belongs to the prologue.
+    /// Hints, two stores and the addition that sets the frame pointer: no later instruction belongs to the prologue.
     const PROLOGUE: u64 = 16;
     let word = word(code, 0)?;
     let own = |saved: &[(Register, i64)], size: i64| UnwindRow {
@@ -49,17 +49,17 @@ pub fn ffi_call_row(offset: u64, code: &[u8]) -> Option<UnwindRow> {
     }
 }
 
-/// The row of code without unwind information, as far as the code itself tells; `is_return` if a call returns there.
+/// The row of code without unwind information, as far as the code itself shows it; `is_return` if a call returns there.
 pub fn row_by_code(code: &[u8; CODE_LENGTH], is_return: bool) -> Option<UnwindRow> {
     signal_return(code).or_else(|| (!is_return && is_jump_stub(code)).then(in_register))
 }
 
-/// The row where nothing of the stack is used, and the return address is still where the call has left it.
+/// The row of code that uses no stack while the return address is still in the link register.
 fn in_register() -> UnwindRow {
     UnwindRow { cfa: CfaRule::Offset(Register::Sp, 0), saved: Box::default(), signal: false }
 }
 
-/// Whether the code does nothing but jump on through a table, as an entry of the PLT does, or return.
+/// Whether the code only jumps on through a table, as a PLT entry does, or returns.
 fn is_jump_stub(code: &[u8]) -> bool {
     /// `br x17`.
     const JUMP: u32 = 0xd61f_0220;
@@ -78,12 +78,13 @@ fn is_jump_stub(code: &[u8]) -> bool {
     false
 }
 
-/// The row of a signal frame by the code that ends it, `mov x8, #139; svc #0`, which calls `rt_sigreturn`: the stack pointer is
-/// that of the kernel's `rt_sigframe`.
+/// The row of a signal frame, recognized by the code `mov x8, #139; svc #0` that ends it with a call of `rt_sigreturn`.
+/// The stack pointer points to the kernel's `rt_sigframe`.
 fn signal_return(code: &[u8]) -> Option<UnwindRow> {
     const RT_SIGRETURN: [u32; 2] = [0xd280_1168, 0xd400_0001];
-    /// `siginfo`, then in `struct ucontext` flags, link, stack and signal mask with its padding, aligned to 16 bytes, then the
-    /// fault's address (Linux, `asm/ucontext.h`, `asm/sigcontext.h`): then `x0` to `x30`, `sp` and `pc`, as DWARF numbers them.
+    /// Offset of the registers `x0` to `x30`, `sp` and `pc`, in DWARF's order. Before them come `siginfo`, then in
+    /// `struct ucontext` flags, link, stack and signal mask with its padding, aligned to 16 bytes, then the fault's
+    /// address (Linux, `asm/ucontext.h`, `asm/sigcontext.h`).
     const REGISTERS: i64 = 128 + 176 + 8;
     let is_it = [word(code, 0)?, word(code, 4)?] == RT_SIGRETURN;
     is_it.then(|| UnwindRow {

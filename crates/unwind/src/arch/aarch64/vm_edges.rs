@@ -1,8 +1,8 @@
 //! Recognizes the interpreter in a C frame without a Lua frame: it has just entered, or is about to leave.
 //!
-//! As on x86-64, the code itself tells which instructions these are: those between the stores to `L->cframe` and to a frame's
-//! link ([`vm_call`] to `vm_call_dispatch_f`, [`vm_return`] to `vm_leave_unw`). Registers are not told by guessing: BASE is `x19`
-//! and PC `x21` in all builds.
+//! As on x86-64, the code itself shows which instructions these are: those between the stores to `L->cframe` and to a
+//! frame's link ([`vm_call`] to `vm_call_dispatch_f`, [`vm_return`] to `vm_leave_unw`). No register has to be guessed:
+//! BASE is `x19` and PC `x21` in all builds.
 //!
 //! [`vm_call`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L557-L621
 //! [`vm_return`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L385-L445
@@ -15,30 +15,31 @@ use lj_trace_common::layout::VmLayout;
 use super::code::{branch, is_branch, is_call, jump, leaves, load, store, takes_stack_pointer};
 use crate::vm_edges::Edges;
 
-/// `stur x21, [x19, #-8]`: a frame's link.
+/// `stur x21, [x19, #-8]` stores a frame's link.
 const STORE_LINK: u32 = 0xf81f_8275;
-/// `mov x3, x19`, the frame that has returned, before BASE becomes that of the frame around it (`cont_dispatch`).
+/// `mov x3, x19` keeps the frame that has returned, before BASE becomes that of the frame around it (`cont_dispatch`).
 const KEEP_FRAME: u32 = 0xaa13_03e3;
-/// `mov x19, xN`, without the N.
+/// `mov x19, xN`, without the bits of N.
 const SET_BASE: u32 = 0xaa00_03f3;
-/// `br xN`, without the N.
+/// `br xN`, without the bits of N.
 const JUMP_TO: u32 = 0xd61f_0000;
 
 const BASE: u32 = 19;
 const SP: u32 = 31;
 
-/// Instructions from linking a C frame to its first Lua frame: some 25.
+/// The most instructions between linking a C frame and making its first Lua frame: some 25 in fact.
 const MAX_ENTERING: usize = 64;
 
-/// Instructions from taking BASE back to the jump to the continuation, and of the one of FFI callbacks: some 10.
+/// The most instructions between restoring BASE and the jump to the continuation, and at the jump for FFI callbacks:
+/// some 10 in fact.
 const MAX_CONTINUING: usize = 16;
 
-/// Instructions between setting a register and storing it.
+/// The most instructions between setting a register and storing it.
 const MAX_BETWEEN: usize = 4;
 
 /// The edges in an interpreter's machine code, which begins at `start`.
 ///
-/// `callback_calls` are not among them: where a C function returns to that the interpreter has called is in no fixed place.
+/// It does not find `callback_calls`: the return address of the C function that the interpreter has called has no fixed place.
 pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
     let text = Text::new(code, start, layout);
     let leaving = text.leads_to(|at| text.unlinks(at));
@@ -58,11 +59,11 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
     }
 }
 
-/// The code; instructions by their indices.
+/// The code, as instructions by index.
 struct Text {
     start: u64,
     words: Vec<u32>,
-    /// From where execution comes to an instruction.
+    /// The predecessors of each instruction in the control flow.
     before: HashMap<usize, Vec<usize>>,
     l_base: u64,
     l_cframe: u64,
@@ -92,12 +93,12 @@ impl Text {
         self.words.get(at).copied().unwrap_or(0)
     }
 
-    /// The instruction that is so many bytes away.
+    /// Index of the instruction at this distance in bytes.
     fn target(&self, at: usize, distance: i64) -> Option<usize> {
         usize::try_from(i64::try_from(at).ok()? + distance / 4).ok().filter(|target| *target < self.words.len())
     }
 
-    /// Where execution may go on; nowhere if that is not in the code, or not known.
+    /// Possible successors of an instruction; none if they are outside of the code or unknown.
     fn next(&self, at: usize) -> [Option<usize>; 2] {
         let word = self.word(at);
         if let Some(distance) = jump(word) {
@@ -109,12 +110,12 @@ impl Text {
         [Some(at + 1), branch(word).and_then(|distance| self.target(at, distance))]
     }
 
-    /// From where every way leads to an instruction that `is_end`, with nothing but C calls before it: that instruction
-    /// included.
+    /// The instructions from which every path leads to an instruction that `is_end`, with only C calls before it; the
+    /// end is included.
     fn leads_to(&self, is_end: impl Fn(usize) -> bool) -> BTreeSet<usize> {
         let ends: BTreeSet<usize> = (0..self.words.len()).filter(|&at| is_end(at)).collect();
         let before = |at: &usize| self.before.get(at).into_iter().flatten().copied();
-        // All that can get there, and then without what can also get elsewhere.
+        // First all instructions that can get there; then remove those that can also get elsewhere.
         let mut reaching = BTreeSet::new();
         let mut open: Vec<usize> = ends.iter().copied().collect();
         while let Some(at) = open.pop() {
@@ -134,12 +135,12 @@ impl Text {
         reaching
     }
 
-    /// What is stored into a field of `L`: the register.
+    /// The register that the instruction stores into this field of `L`.
     fn stored(&self, at: usize, field: u64) -> Option<u32> {
         store(self.word(at)).filter(|&(_, base, offset)| base != SP && offset == field).map(|(value, ..)| value)
     }
 
-    /// Whether one of the instructions before is `wanted`.
+    /// Whether one of the few instructions before is `wanted`.
     fn shortly_before(&self, at: usize, wanted: impl Fn(u32) -> bool) -> bool {
         (1..=MAX_BETWEEN).any(|back| at.checked_sub(back).is_some_and(|before| wanted(self.word(before))))
     }
@@ -156,12 +157,12 @@ impl Text {
         self.stored(at, self.l_cframe).is_some_and(loads)
     }
 
-    /// `str xN, [L, #base]`, of something else than BASE
+    /// `str xN, [L, #base]`, of another register than BASE.
     fn sets_base(&self, at: usize) -> bool {
         self.stored(at, self.l_base).is_some_and(|value| value != BASE)
     }
 
-    /// From linking a C frame to the store of the link of its first Lua frame, where nothing unusual happens.
+    /// The instructions from linking a C frame to storing the link of its first Lua frame, on the usual path.
     fn entering(&self) -> BTreeSet<usize> {
         let mut entering = BTreeSet::new();
         for link in (0..self.words.len()).filter(|&at| self.links(at)) {
@@ -173,7 +174,7 @@ impl Text {
                     entering.extend(&way);
                     break;
                 }
-                // A coroutine that starts skips what it takes to resume one; the other ways go on behind the branch.
+                // A coroutine that starts skips the code to resume one; the other paths continue after the branch.
                 let starts = way.len() == 1 && is_branch(self.word(at));
                 let next = self.next(at);
                 match next[usize::from(starts)] {
@@ -185,8 +186,8 @@ impl Text {
         entering
     }
 
-    /// From behind the instruction that takes BASE back in `cont_dispatch` to its jump to the continuation, and the branch to
-    /// that of FFI callbacks behind it.
+    /// The instructions in `cont_dispatch` after BASE is restored, up to its jump to the continuation and the branch
+    /// for FFI callbacks after it.
     fn continuing(&self) -> Option<Range<usize>> {
         let keeps = |&at: &usize| self.word(at) == KEEP_FRAME && self.word(at + 1) & 0xffe0_ffff == SET_BASE;
         let start = (0..self.words.len()).find(keeps)? + 2;
@@ -194,8 +195,8 @@ impl Text {
         Some(start..if is_branch(self.word(end)) { end + 1 } else { end })
     }
 
-    /// What leads to the call that drops an FFI callback's C frame, that call included: the branch that ends `cont_dispatch`
-    /// leads to it.
+    /// The instructions up to the call that drops an FFI callback's C frame, with that call: the branch that ends
+    /// `cont_dispatch` leads to them.
     fn callback_left(&self, continued: usize) -> Option<Range<usize>> {
         let last = continued.checked_sub(1)?;
         let start = self.target(last, branch(self.word(last))?)?;
@@ -219,7 +220,7 @@ impl Text {
 mod tests {
     use super::*;
 
-    /// What a VM's code has between entering and leaving a C frame, as LuaJIT's build makes it.
+    /// The code between entering and leaving a C frame, as LuaJIT's build generates it.
     const CODE: [u32; 34] = [
         0x9100_03e8, // 0: mov x8, sp
         0xf900_03fc, // str x28, [sp]
@@ -281,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_coroutine_that_starts_enters_behind_the_branch() {
-        // cbz w9, 3: over what resumes one.
+        // cbz w9, 3: skips the code to resume a coroutine.
         let mut code = CODE[..3].to_vec();
         code.extend([0x3400_0049, 0xd61f_0100]);
         code.extend(&CODE[3..9]);

@@ -1,8 +1,8 @@
 //! Unwinds the VM's own native frames: the interpreter's and a trace's.
 //!
-//! Both keep the frame pointer: CFA = the C frame's address + 208, and the C frame is as far below the frame pointer as the
-//! layout of the frame says ([`Era::pointer`]). Where the frame pointer is not known, as in threads that wait, the VM's own
-//! account is: `L->cframe`.
+//! Both keep the frame pointer: CFA = the C frame's address + 208, and the distance from the C frame to the frame
+//! pointer follows from the layout of the frame ([`Era::pointer`]). If the frame pointer is not known, as in waiting
+//! threads, `L->cframe` replaces it.
 
 use super::vm_text::{Era, FRAME_SIZE, Position, VmText};
 use crate::registers::{Register, Registers};
@@ -10,14 +10,14 @@ use crate::row::{CfaRule, SavedRule, UnwindRow};
 use crate::vm_frame::{CFrame, VmCode, VmStep};
 use crate::{StackCopy, UnwindEnd};
 
-/// What the trace exit handler and a trace have of the stack below the C frame: registers (512 bytes), two words, and at most
-/// 255 slots.
+/// The most bytes that the trace exit handler and a trace use below the C frame: registers (512 bytes), two words, and
+/// at most 255 slots.
 const MOST_BELOW: u64 = 512 + 16 + 8 * 256;
 
-/// The way out of a frame in the interpreter. `cframes` are the C frames of VMs that run this code.
+/// The step from a frame in the interpreter to its caller. `cframes` are the C frames of VMs that run this code.
 ///
 /// # Errors
-/// [`UnwindEnd::NoCFrame`] if the code does not tell how its frames are laid out.
+/// [`UnwindEnd::NoCFrame`] if the code does not show how its frames are laid out.
 pub fn unwind_interpreter(
     text: &VmText,
     vm: &VmCode,
@@ -30,8 +30,8 @@ pub fn unwind_interpreter(
         Position::Partial { size, has_record, saved } => {
             return Ok(VmStep::Frame { cframe: None, row: partial(era, size, has_record, saved) });
         }
-        // It touches none of the registers that the VM keeps its state in, BASE included: it counts as part of the interpreter's
-        // frame, if that has called it.
+        // A helper touches none of the registers with the VM's state, BASE included. So it counts as part of the
+        // interpreter's frame, if the interpreter has called it.
         Position::Helper if registers.get(Register::X30).is_some_and(|caller| !vm.in_text(caller)) => {
             let row = UnwindRow { cfa: CfaRule::Offset(Register::Sp, 0), saved: Box::default(), signal: false };
             return Ok(VmStep::Helper { row });
@@ -46,11 +46,11 @@ pub fn unwind_interpreter(
     Ok(VmStep::Frame { cframe, row: row(era, sp, address) })
 }
 
-/// The way out of a frame in generated code: the C frame that the frame pointer names, else the innermost one of its VM,
-/// however far above the stack pointer.
+/// The step from a frame in generated code to its caller: the C frame at the frame pointer, else the innermost C frame
+/// of its VM, however far above the stack pointer.
 ///
 /// # Errors
-/// [`UnwindEnd::NoCFrame`] if no C frame was captured, or the code does not tell how its frames are laid out.
+/// [`UnwindEnd::NoCFrame`] if no C frame was captured, or the code does not show how its frames are laid out.
 pub fn unwind_trace(
     text: &VmText,
     _vm: &VmCode,
@@ -65,17 +65,17 @@ pub fn unwind_trace(
     Ok(VmStep::Frame { cframe: Some(cframe), row: row(era, sp, cframe.address) })
 }
 
-/// The registers in a C frame that was not reached by unwinding: those it saves are known to its caller. If the code does not
-/// tell where, nothing is.
+/// The row of a C frame that unwinding did not reach: the frame's saved registers are those of its caller. If the code
+/// does not show where they are, nothing is known.
 pub fn leave_cframe(text: &VmText) -> UnwindRow {
     match text.era() {
         Some(era) => row(era, 0, 0),
-        // The frame pointer is not known there.
+        // Without a known layout, the frame pointer is not known.
         None => UnwindRow { cfa: CfaRule::Offset(Register::X29, 16), saved: Box::default(), signal: false },
     }
 }
 
-/// The C frame that the frame pointer names, if it may be one.
+/// The C frame at the frame pointer, if there may be one.
 fn by_pointer(era: Era, registers: &Registers) -> Option<u64> {
     let address = registers.get(Register::X29)?.checked_sub(era.pointer())?;
     let is_near = address.checked_sub(registers.sp()).is_some_and(|below| below <= MOST_BELOW);
@@ -89,7 +89,7 @@ fn row(era: Era, sp: u64, cframe: u64) -> UnwindRow {
     UnwindRow { cfa, saved: saved.into(), signal: false }
 }
 
-/// The row of a frame that is being made or left.
+/// The row of a frame that is being entered or left.
 fn partial(era: Era, size: u64, has_record: bool, saved: usize) -> UnwindRow {
     let places = era.saved();
     let record = if has_record { &places[..2] } else { &[] };
@@ -132,7 +132,7 @@ mod tests {
         registers
     }
 
-    /// The C frame and the caller that a step leads to.
+    /// The C frame and the caller's registers after a step.
     fn caller(step: VmStep, registers: &Registers) -> (Option<u64>, Registers) {
         let bytes = stack();
         let copy = StackCopy { start: STACK, bytes: &bytes };
@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// Where the caller's registers come from in a frame of each layout: return address, `x29`, `x19`, `x28`.
+    /// Where the caller's registers are in a frame of each layout: return address, `x29`, `x19`, `x28`.
     const PLACES: [(Era, [u64; 4]); 3] = [
         (Era::RecordFirst, [8, 0, 16, 88]),
         (Era::PointerElsewhere, [200, 192, 184, 112]),
@@ -156,7 +156,7 @@ mod tests {
         for (era, places) in PLACES {
             let text = VmText::new(TEXT, testing::prologue(era), FRAME_SIZE);
             let sp = FRAME - 16 - 64;
-            // What was left of an inner frame lies further down.
+            // The remains of an inner frame lie further down.
             for (pointer, known) in [(Some(FRAME + era.pointer()), &cframes[..]), (None, &cframes[1..])] {
                 let registers = at(MCODE + 8, sp, pointer);
                 let step = unwind_trace(&text, &vm(), &registers, known.iter().copied()).unwrap();

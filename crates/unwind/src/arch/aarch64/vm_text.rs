@@ -1,9 +1,9 @@
 //! Reads from the interpreter's machine code how its stack frame is laid out.
 //!
 //! The frame has 208 bytes in all builds, laid out in three ways: [until September 2021], [until October 2021], and [since].
-//! How it is entered tells which. From then on the frame pointer, which neither the interpreter nor traces use for anything
-//! else, stays in place until the frame is left. The unwind table says so of the whole code, of the few instructions that enter
-//! and leave the frame as well; here they are told apart.
+//! The code that enters the frame shows which one. From then on the frame pointer, which neither the interpreter nor traces use
+//! for anything else, stays in place until the frame is left. The unwind table describes the whole code as if this were true
+//! everywhere, even for the few instructions that enter and leave the frame; this module handles those.
 //!
 //! [until September 2021]: https://github.com/LuaJIT/LuaJIT/blob/28440544ba7fc494ecc822c37750991a101e41cd/src/vm_arm64.dasc#L82-L121
 //! [until October 2021]: https://github.com/LuaJIT/LuaJIT/blob/421c4c798791d27b7f967df39891c4e4fa1d107c/src/vm_arm64.dasc#L82-L122
@@ -30,25 +30,26 @@ const DROP_OLD: u32 = 0xa8cd_7bfd;
 const POINTER_AT_SP: u32 = 0x9100_03fd;
 const POINTER_AT_RECORD: u32 = 0x9103_03fd;
 
-/// Instructions that save registers, behind the one that sets the frame pointer: nine, and one that may begin something else.
+/// The most instructions that save registers after the one that sets the frame pointer: nine, and one that may begin
+/// something else.
 const MAX_SAVES: u64 = 12;
 
-/// Helpers are shorter.
+/// The most instructions of a helper.
 const MAX_INSTRUCTIONS: usize = 64;
 
-/// The ways in which the frame is laid out.
+/// The layouts of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Era {
-    /// Until September 2021: the frame record at the beginning, the registers behind it, `SAVE_L` behind these.
+    /// Until September 2021: first the frame record, then the registers, then `SAVE_L`.
     RecordFirst,
-    /// Until October 2021: as later, but the frame pointer has the frame's beginning, and not the record.
+    /// Until October 2021: as later, but the frame pointer points to the frame's beginning, and not to the record.
     PointerElsewhere,
     /// Since October 2021: the frame record at the end.
     RecordLast,
 }
 
 impl Era {
-    /// How far the frame pointer is above the frame's beginning.
+    /// Distance from the frame's beginning up to the frame pointer.
     pub const fn pointer(self) -> u64 {
         match self {
             Self::RecordFirst | Self::PointerElsewhere => 0,
@@ -64,7 +65,7 @@ impl Era {
         }
     }
 
-    /// Where what the caller had is saved, the return address among it, counted from the CFA.
+    /// Offsets from the CFA of the caller's saved registers, with the return address.
     pub fn saved(self) -> [(Register, i64); 12] {
         let record = match self {
             Self::RecordFirst => -208,
@@ -82,19 +83,19 @@ impl Era {
     }
 }
 
-/// Where the frame is at one instruction of the interpreter.
+/// The state of the frame at one instruction of the interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// It is being entered or left: CFA = `sp` + `size`.
+    /// The frame is being entered or left: CFA = `sp` + `size`.
     Partial {
-        /// Bytes of it that there are.
+        /// Bytes of the frame that exist.
         size: u64,
-        /// Whether the frame record is there, and the frame pointer not the caller's any more.
+        /// Whether the frame record is stored, and the frame pointer no longer the caller's.
         has_record: bool,
-        /// The registers from `x19` on that are saved; the others still (or again) have their values.
+        /// How many registers from `x19` on are saved; the others still (or again) have the caller's values.
         saved: usize,
     },
-    /// In a helper without a frame of its own, which the interpreter, traces and C functions call: it returns to `x30`.
+    /// In a helper without a frame of its own; the interpreter, traces and C functions call it. It returns to `x30`.
     Helper,
     /// Anywhere else.
     Body,
@@ -109,29 +110,29 @@ pub struct VmText {
 }
 
 impl VmText {
-    /// Takes in the code of an interpreter that begins at `start`.
+    /// Analyzes the code of an interpreter that begins at `start`.
     pub fn new(start: u64, code: Vec<u8>, cframe_size: u64) -> Self {
         let era = era(&code).filter(|_| cframe_size == FRAME_SIZE);
         Self { start, code, era }
     }
 
-    /// How the frame is laid out; none if the code does not tell.
+    /// The layout of the frame; [`None`] if the code does not show it.
     pub const fn era(&self) -> Option<Era> {
         self.era
     }
 
-    /// Whether the frame is being made or left at `pc`, an interrupted instruction.
+    /// Whether the frame is being entered or left at `pc`, an interrupted instruction.
     pub fn is_at_edge(&self, pc: u64) -> bool {
         matches!(self.position(pc, false), Position::Partial { .. })
     }
 
-    /// Whether what was called from here can return to `address`: a call ends there, or that is not known.
+    /// Whether a call can return to `address`: a call instruction ends there, or that is not known.
     pub fn may_return_to(&self, address: u64) -> bool {
         self.word(address.wrapping_sub(4)).is_none_or(is_call)
     }
 
-    /// Where the frame is at `pc`: the instruction that was interrupted or, if `is_return`, the address a C function will return
-    /// to.
+    /// The state of the frame at `pc`: the instruction that was interrupted or, if `is_return`, the address that a C
+    /// function will return to.
     pub fn position(&self, pc: u64, is_return: bool) -> Position {
         if is_return {
             return Position::Body;
@@ -139,8 +140,8 @@ impl VmText {
         self.edge(pc).unwrap_or_else(|| if self.returns(pc) { Position::Helper } else { Position::Body })
     }
 
-    /// Where BASE (`x19`) is kept across the call that returns to `return_address`: calls preserve the register, and code that
-    /// cannot rely on it loads it from `L->base`, whose offset is `l_base`.
+    /// Where BASE (`x19`) is kept across the call that returns to `return_address`. Calls preserve the register; code
+    /// that cannot rely on it loads it from `L->base`, whose offset is `l_base`.
     pub fn base_after_call(&self, return_address: u64, l_base: u64) -> BaseAfterCall {
         const BASE: u32 = Register::X19 as u32;
         let mut at = return_address;
@@ -148,12 +149,13 @@ impl VmText {
             let Some(word) = self.word(at) else { break };
             match load(word) {
                 Some((BASE, _, offset)) if offset == l_base => return BaseAfterCall::LuaState,
-                // What is there is used.
+                // The code after the call uses the register as it is.
                 Some((_, BASE, _)) => return BaseAfterCall::Register(Register::X19),
                 _ => {}
             }
             let stores_base = word & 0xffc0_0000 == 0xf900_0000 && u64::from(word >> 10 & 0xfff) * 8 == l_base;
-            // Nearly all instructions have what they write there; stores and comparisons are none of these, and end it, too.
+            // Nearly all instructions have their destination in these bits. Stores and comparisons have not, but end
+            // the search, too.
             if stores_base || word & 31 == BASE {
                 break;
             }
@@ -171,7 +173,7 @@ impl VmText {
         word(&self.code, usize::try_from(address.checked_sub(self.start)?).ok()?)
     }
 
-    /// Where the frame is made or dropped.
+    /// The state of the frame where it is made or dropped.
     fn edge(&self, pc: u64) -> Option<Position> {
         let partial = |size, has_record, saved| Some(Position::Partial { size, has_record, saved });
         let before = self.word(pc.wrapping_sub(4));
@@ -193,8 +195,8 @@ impl VmText {
         }
     }
 
-    /// How many of the registers from `x19` on are saved, if nothing but saving registers lies between `pc` and the
-    /// instruction that sets the frame pointer.
+    /// How many registers from `x19` on are saved, if only instructions that save registers lie between the instruction
+    /// that sets the frame pointer and `pc`.
     fn saved_before(&self, pc: u64) -> Option<usize> {
         let mut saved = 0;
         for back in 1..=MAX_SAVES {
@@ -208,8 +210,8 @@ impl VmText {
         None
     }
 
-    /// Whether the code at `pc` runs, past conditional branches, into a `ret` that is not that of a frame, and leaves the
-    /// stack alone. The interpreter proper never returns: it jumps from bytecode to bytecode.
+    /// Whether the code at `pc` runs, past conditional branches, into a `ret` that drops no frame, and leaves the stack
+    /// alone. The interpreter proper never returns: it jumps from bytecode to bytecode.
     fn returns(&self, pc: u64) -> bool {
         let mut at = pc;
         for _ in 0..MAX_INSTRUCTIONS {
@@ -225,12 +227,12 @@ impl VmText {
     }
 }
 
-/// What an interpreter's code tells of its C frames, by how it makes them.
+/// The shape of the C frames, from the code that makes them.
 pub fn code_frame(code: &[u8]) -> Option<CodeFrame> {
     era(code).map(|era| CodeFrame { size: FRAME_SIZE, l: Some(era.offset_of_l()) })
 }
 
-/// The layout of the frames that an interpreter's code makes, if it makes frames, and all alike.
+/// The layout of the frames that an interpreter's code makes, if it makes any, and all in the same way.
 fn era(code: &[u8]) -> Option<Era> {
     let words: Vec<u32> = code.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
     let made = words.windows(3).filter_map(|words| match *words {

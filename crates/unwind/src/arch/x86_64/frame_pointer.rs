@@ -1,9 +1,9 @@
-//! Recovers the frame pointer of a function that uses one, where only `rip` and `rsp` are known: in a waiting thread, of
-//! which the kernel tells no more, and after a C frame.
+//! Recovers the frame pointer of a function that uses one, where only `rip` and `rsp` are known: in a waiting thread,
+//! whose other registers the kernel does not show, and after a C frame.
 //!
-//! It is given only where it follows from the code: either every path through the function has moved `rsp` by the same
-//! distance ([`depth_at`]), or the function is LuaJIT's [`lj_vm_ffi_call`], which one place calls ([`called_at`]).
-//! A stack has many words that look like the end of a frame, so nothing is guessed from those.
+//! It returns a frame pointer only if that follows from the code: either every path through the function has moved
+//! `rsp` by the same distance ([`depth_at`]), or the function is LuaJIT's [`lj_vm_ffi_call`], which has only one caller
+//! ([`called_at`]). A stack has many words that look like the end of a frame, so these are not used to guess.
 //!
 //! LuaJIT's sources: [`vm_ffi_call`], [`lj_ccall_func`].
 //!
@@ -23,10 +23,10 @@ use crate::registers::{Register, Registers};
 use crate::row::{CfaRule, UnwindRow};
 use crate::{CFrame, StackCopy, Unwinder, VmCode};
 
-/// Functions longer than this are not looked through.
+/// The longest function that is analyzed, in bytes.
 const MAX_FUNCTION: u64 = 64 << 10;
 
-/// `lj_vm_ffi_call` is shorter than this.
+/// `lj_vm_ffi_call` is shorter than this, in bytes.
 const FFI_CALL: u64 = 512;
 
 /// `call rel32`.
@@ -52,11 +52,11 @@ impl Unwinder {
         let start = function.start.wrapping_add(located.bias);
         let first = table.row(function.start, &mut self.context)?;
         let memory = self.modules.process().memory();
-        // The interpreter's last function, which may count as the first one after it.
+        // The function is the interpreter's last one, which may count as the first one after the interpreter.
         let ends_here = |vm: &VmCode| vm.text.end.abs_diff(start) <= FFI_CALL;
         if first.cfa == row.cfa && vms.iter().any(ends_here) {
-            // Of the interpreter's code, `lj_vm_ffi_call` (`vm_x64.dasc`) alone has an entry that says so. It has moved
-            // `rsp` by what the call needs; one place calls it, in `lj_ccall_func` (`lj_ccall.c`).
+            // In the interpreter's code, only `lj_vm_ffi_call` (`vm_x64.dasc`) has an entry like this. It has moved
+            // `rsp` by the size of the call's arguments; its only caller is `lj_ccall_func` (`lj_ccall.c`).
             let until = cframes.iter().find(|cframe| cframe.address > rsp)?.address;
             let is_call_of_it = |word: u64| {
                 let mut code = [0; CALL_LENGTH as usize];
@@ -76,14 +76,14 @@ impl Unwinder {
     }
 }
 
-/// Where the `call rel32` leads that returns to `after`.
+/// Target of the `call rel32` that returns to `after`.
 fn call_target(code: &[u8; CALL_LENGTH as usize], after: u64) -> Option<u64> {
     let [CALL, distance @ ..] = *code else { return None };
     Some(after.wrapping_add_signed(i64::from(i32::from_le_bytes(distance))))
 }
 
-/// The only place within `range` of a stack that can hold the return address of a call which `is_call` accepts;
-/// [`None`] if there are several: one of them may be left from a call that is over.
+/// The only slot within `range` of a stack that can hold the return address of a call that `is_call` accepts; [`None`]
+/// if there are several: some of them may be leftovers of earlier calls.
 fn called_at(stack: &StackCopy<'_>, range: std::ops::Range<u64>, is_call: impl Fn(u64) -> bool) -> Option<u64> {
     // A call leaves `rsp` 8 bytes below a multiple of 16 (System V psABI, 3.2.2).
     let first = (range.start + 8).next_multiple_of(16) - 8;
@@ -92,16 +92,16 @@ fn called_at(stack: &StackCopy<'_>, range: std::ops::Range<u64>, is_call: impl F
     found.next().filter(|_| found.next().is_none())
 }
 
-/// Where `rsp` and `rbp` are, as distances below the CFA.
+/// Positions of `rsp` and `rbp`, as distances below the CFA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Depth {
     rsp: i64,
-    /// None while `rbp` is the caller's, or something else.
+    /// [`None`] while `rbp` is the caller's, or something else.
     rbp: Option<i64>,
 }
 
-/// How far `rsp` is below the CFA at `pc`, in the function whose `code` lies at `start`; `is_return` if a call
-/// returns there. `rbp` is then `frame_pointer` bytes below the CFA. [`None`] if that does not follow from the code.
+/// How far `rsp` is below the CFA at `pc`, in the function whose `code` lies at `start`; `is_return` if a call returns
+/// to `pc`. `rbp` must then be `frame_pointer` bytes below the CFA. [`None`] if that does not follow from the code.
 fn depth_at(code: &[u8], start: u64, pc: u64, is_return: bool, frame_pointer: i64) -> Option<i64> {
     let flow = Flow::follow(code, start)?;
     let wanted = |(at, instruction): &(&u64, &Instruction)| {
@@ -130,9 +130,9 @@ impl Flow {
         let mut flow = Self { code, depths: BTreeMap::new() };
         // The call has pushed the return address.
         flow.visit(start, Depth { rsp: 8, rbp: None })?;
-        // What no direct path leads to is a handler of exceptions, or the target of a jump through a table. Handlers
-        // are entered with the depth of a call, such targets with that of the jump: if those are all the same, it is
-        // theirs as well.
+        // A block without a direct path to it is an exception handler, or the target of a jump through a table.
+        // Handlers start with the depth of a call, jump targets with the depth of the jump. If these depths are all the
+        // same, it is also the depth of the block.
         let leaves = |at: &&u64| {
             let instruction = &flow.code[at];
             is_call(instruction) || instruction.flow_control() == FlowControl::IndirectBranch
@@ -141,7 +141,7 @@ impl Flow {
         let common = outside.next().filter(|first| outside.all(|other| other == *first));
         let addresses: Vec<u64> = flow.code.keys().copied().collect();
         for at in addresses {
-            // Between blocks lies padding.
+            // Between blocks there is padding.
             if !flow.depths.contains_key(&at) && flow.code[&at].mnemonic() != Mnemonic::Nop {
                 flow.visit(at, common?)?;
             }
@@ -157,8 +157,8 @@ impl Flow {
                 Some(_) => return None,
                 None => {}
             }
-            // Beyond the function's end, or into the middle of an instruction: to its cold part, or a call that does
-            // not return.
+            // No instruction begins here, at the function's end or in the middle of an instruction: the path is a jump to
+            // the function's cold part, or comes from a call that does not return.
             let Some(instruction) = self.code.get(&at) else { continue };
             self.depths.insert(at, depth);
             let after = step(instruction, depth)?;
@@ -177,7 +177,7 @@ impl Flow {
     }
 }
 
-/// The depth after an instruction; [`None`] if it is not known any more.
+/// The depth after an instruction; [`None`] if it is no longer known.
 fn step(instruction: &Instruction, depth: Depth) -> Option<Depth> {
     let Depth { rsp, rbp } = depth;
     let to = |rsp| Some(Depth { rsp, rbp });
@@ -201,7 +201,7 @@ fn step(instruction: &Instruction, depth: Depth) -> Option<Depth> {
         }
         Mnemonic::Leave => Some(Depth { rsp: rbp? - 8, rbp: None }),
         _ if is_call(instruction) || instruction.flow_control() == FlowControl::Return => Some(depth),
-        // Anything else, such as an alignment or an `alloca`.
+        // Any other change of `rsp`, such as an alignment or an `alloca`.
         _ if writes(instruction, Iced::RSP) => None,
         _ if writes(instruction, Iced::RBP) => Some(Depth { rsp, rbp: None }),
         _ => Some(depth),
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(depth(&with(7, &[0x48, 0x29, 0xc4, 0x90])), None);
         // and rsp, -32: an alignment.
         assert_eq!(depth(&with(7, &[0x48, 0x83, 0xe4, 0xe0])), None);
-        // jne 7, into the prologue: two ways lead to the call.
+        // jne 7, into the prologue: two paths lead to the call.
         assert_eq!(depth(&with(0x12, &[0x75, 0xf3])), None);
         // pop rsp, in the epilogue.
         assert_eq!(depth(&with(0x18, &[0x5c])), None);
@@ -270,11 +270,11 @@ mod tests {
 
     #[test]
     fn handlers_have_the_depth_of_the_calls() {
-        // After the `ret`, a block that no jump leads to: call; jmp b.
+        // After the `ret`, a block without a jump to it: call; jmp b.
         let mut code = FUNCTION.to_vec();
         code.extend([0xe8, 0, 0, 0, 0, 0xeb, 0xe7]);
         assert_eq!(depth_at(&code, 0x1000, 0x1022, true, 16), Some(56));
-        // It leads to another place than calls have: nothing is certain any more.
+        // The block now jumps to a place with another depth than that of calls: nothing is certain any more.
         let last = code.len() - 1;
         code[last] = 0xdd;
         assert_eq!(depth_at(&code, 0x1000, 0x1022, true, 16), None);

@@ -2,13 +2,13 @@
 
 use crate::plt::PltStub;
 
-/// The sections that stubs are in.
+/// The sections that contain stubs.
 pub const PLT_SECTIONS: [&str; 3] = [".plt", ".plt.sec", ".plt.got"];
 
 /// `endbr64`.
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
-/// The stubs in a section of this name, which is at `address`.
+/// The stubs in a section of this name at `address`.
 pub fn plt_stubs(section: &str, address: u64, data: &[u8]) -> Vec<PltStub> {
     // With indirect branch tracking an entry of `.plt.got` is as long as the others.
     let size = if section == ".plt.got" && !data.starts_with(&ENDBR64) { 8 } else { 16 };
@@ -19,7 +19,7 @@ pub fn plt_stubs(section: &str, address: u64, data: &[u8]) -> Vec<PltStub> {
     data.chunks_exact(size).enumerate().filter_map(stub).collect()
 }
 
-/// The address of the GOT slot through which a PLT stub jumps: `jmp *disp(%rip)`, perhaps behind `endbr64`.
+/// The address of the GOT slot through which a PLT stub jumps: `jmp *disp(%rip)`, perhaps after `endbr64`.
 fn got_slot(address: u64, stub: &[u8]) -> Option<u64> {
     let jump = stub.windows(2).position(|bytes| bytes == [0xff, 0x25])?;
     let displacement = i32::from_le_bytes(*stub.get(jump + 2..)?.first_chunk()?);

@@ -4,16 +4,16 @@ use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind, 
 
 use crate::references::References;
 
-/// Constants below are everywhere: flags, sizes, numbers of registers.
+/// Smaller constants occur everywhere: flags, sizes, numbers of registers.
 const SMALLEST_CONSTANT: u64 = 0x100;
 
-/// What the code of a function, which begins at `start`, refers to.
+/// The references in the code of a function that begins at `start`.
 pub fn references(code: &[u8], start: u64) -> References {
     let mut found = References::default();
     let end = start.wrapping_add(code.len() as u64);
     for instruction in &mut Decoder::with_ip(64, code, start, DecoderOptions::NONE) {
         match instruction.flow_control() {
-            // Conditional jumps that leave the function lead to its cold part.
+            // Conditional jumps out of the function lead to its cold part, so they do not count.
             FlowControl::Call | FlowControl::UnconditionalBranch => {
                 let target = instruction.near_branch_target();
                 let is_call = instruction.flow_control() == FlowControl::Call;
@@ -46,7 +46,7 @@ fn next(instruction: &Instruction, found: &mut References) {
             OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => instruction.immediate(operand),
             _ => continue,
         };
-        // Whether it is an address is for others to tell.
+        // The caller decides whether the constant is an address.
         let is_move = matches!(instruction.code(), Code::Mov_r32_imm32 | Code::Mov_rm64_imm32 | Code::Mov_rm32_imm32);
         if is_move {
             found.addresses.push(value & 0xffff_ffff);

@@ -5,11 +5,11 @@ use super::vm_text::{FrameShape, ffi_call_edge};
 use crate::registers::Register;
 use crate::row::{CfaRule, SavedRule, UnwindRow};
 
-/// How much of the code at an address [`row_by_code`] looks at.
+/// How many bytes of code [`row_by_code`] looks at.
 pub const CODE_LENGTH: usize = 32;
 
-/// Whether the row of an address near the interpreter's end is that of `vm_ffi_call`, the one function there that keeps a
-/// frame pointer and has its own unwind entry.
+/// Whether the row of an address near the interpreter's end belongs to `vm_ffi_call`, the only function there that
+/// keeps a frame pointer and has its own unwind entry.
 pub fn is_ffi_call(row: &UnwindRow) -> bool {
     match &row.cfa {
         CfaRule::Offset(Register::Rbp, _) => true,
@@ -18,12 +18,12 @@ pub fn is_ffi_call(row: &UnwindRow) -> bool {
     }
 }
 
-/// Whether a row is that of a function which has a frame pointer.
+/// Whether the row belongs to a function with a frame pointer.
 pub fn is_by_frame_pointer(row: &UnwindRow) -> bool {
     matches!(row.cfa, CfaRule::Offset(Register::Rbp, 16))
 }
 
-/// The row of `vm_ffi_call` at its edges, where its unwind entry is wrong: `offset` bytes into it, where `code` begins.
+/// The row of `vm_ffi_call` at its edges, where its unwind entry is wrong: `code` begins `offset` bytes into the function.
 pub fn ffi_call_row(offset: u64, code: &[u8]) -> Option<UnwindRow> {
     ffi_call_edge(offset, code).map(|pushed| {
         let saved = [(Register::Rbp, FrameShape::slot(0))];
@@ -31,7 +31,7 @@ pub fn ffi_call_row(offset: u64, code: &[u8]) -> Option<UnwindRow> {
     })
 }
 
-/// The row of code without unwind information, as far as the code itself tells; `is_return` if a call returns there.
+/// The row of code without unwind information, as far as the code itself shows it; `is_return` if a call returns there.
 pub fn row_by_code(code: &[u8; CODE_LENGTH], is_return: bool) -> Option<UnwindRow> {
     if !is_return && is_jump_stub(code) {
         return Some(UnwindRow::simple(Register::Rsp, 8, &[]));

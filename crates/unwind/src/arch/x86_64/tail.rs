@@ -1,5 +1,5 @@
 //! Unwinds from the end of a function without unwind information (hand-written code, such as the coroutine switch of
-//! libcoro that Tarantool's fibers use): the remaining instructions show where its caller is.
+//! libcoro that Tarantool's fibers use): the remaining instructions show where the caller's registers are.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind};
 
@@ -7,11 +7,11 @@ use super::vm_text::general;
 use crate::registers::Register;
 use crate::row::{CfaRule, SavedRule, UnwindRow};
 
-/// More than a function has to restore.
+/// The most instructions to decode: more than any function needs to restore its registers.
 const MAX_INSTRUCTIONS: usize = 12;
 
-/// The row for an interrupted instruction from which `code` only restores registers and returns, be it by
-/// `ret` or by a jump to a popped address; none if it does anything else before.
+/// The row for an interrupted instruction, if from there on `code` only restores registers and returns, by `ret` or by
+/// a jump to a popped address; [`None`] if it does anything else before.
 pub fn row(code: &[u8]) -> Option<UnwindRow> {
     let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
     let mut popped: Vec<(Register, i64)> = Vec::new();
@@ -65,7 +65,7 @@ mod tests {
             (last.cfa, &last.saved[..]),
             (CfaRule::Offset(Register::Rsp, 8), &[(Register::Rip, SavedRule::AtCfa(-8))][..])
         );
-        // The address is in a register already: nothing says where it came from.
+        // The return address is in a register already: nothing shows where it came from.
         assert_eq!(row(&code[11..]), None);
     }
 

@@ -1,8 +1,8 @@
 //! Recognizes the interpreter in a C frame without a Lua frame: it has just entered, or is about to leave.
 //!
-//! `lj_vm_call` links its C frame first (`L->cframe = rsp`) and makes the Lua frame later; on the way back the Lua frame
-//! is left first, and the C frame unlinked last. In between the innermost Lua frame belongs to the next C frame. Which
-//! instructions these are the code itself tells: those between the stores to `L->cframe` and to a frame's link
+//! `lj_vm_call` links its C frame first (`L->cframe = rsp`) and makes the Lua frame later. On the way back it leaves
+//! the Lua frame first, and unlinks the C frame last. In between, the innermost Lua frame belongs to the next C frame.
+//! The code itself shows which instructions these are: those between the stores to `L->cframe` and to a frame's link
 //! (`vm_x64.dasc` and `vm_x86.dasc`: labels [`vm_call`] to `vm_call_dispatch_f`, [`vm_return`] to `vm_leave_cp`).
 //!
 //! LuaJIT's sources: [`vm_call` without GC64], [`vm_return` without GC64], [`lj_ccallback_enter`],
@@ -28,13 +28,13 @@ use super::vm_text::base_after_call;
 use crate::vm_edges::Edges;
 use crate::vm_frame::BaseAfterCall;
 
-/// Instructions around a call that are looked at: some 10 load its arguments.
+/// The most instructions around a call that are searched: some 10 load its arguments.
 const MAX_AROUND_CALL: usize = 24;
 
-/// Instructions from taking BASE back to the jump to the continuation: some 10.
+/// The most instructions between restoring BASE and the jump to the continuation: some 10 in fact.
 const MAX_CONTINUING: usize = 16;
 
-/// Instructions from linking a C frame to its first Lua frame: some 25.
+/// The most instructions between linking a C frame and making its first Lua frame: some 25 in fact.
 const MAX_ENTERING: usize = 64;
 
 /// The edges in an interpreter's machine code, which begins at `start`.
@@ -58,9 +58,9 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
 }
 
 struct Text<'a> {
-    /// By address.
+    /// Instructions by address.
     instructions: BTreeMap<u64, Instruction>,
-    /// From where execution comes to an instruction.
+    /// The predecessors of each instruction in the control flow.
     predecessors: HashMap<u64, Vec<u64>>,
     layout: &'a VmLayout,
 }
@@ -79,12 +79,12 @@ impl<'a> Text<'a> {
 }
 
 impl Text<'_> {
-    /// From where every way leads to an instruction that `is_end`, with nothing but C calls before it: that instruction
-    /// included.
+    /// The instructions from which every path leads to an instruction that `is_end`, with only C calls before it; the
+    /// end is included.
     fn leads_to(&self, is_end: impl Fn(&Self, &Instruction) -> bool) -> BTreeSet<u64> {
         let ends: BTreeSet<u64> =
             self.instructions.values().filter(|found| is_end(self, found)).map(Instruction::ip).collect();
-        // All that can get there, and then without what can also get elsewhere.
+        // First all instructions that can get there; then remove those that can also get elsewhere.
         let mut reaching = BTreeSet::new();
         let mut open: Vec<u64> = ends.iter().copied().collect();
         while let Some(ip) = open.pop() {
@@ -107,7 +107,7 @@ impl Text<'_> {
         self.predecessors.get(&ip).map_or(&[], Vec::as_slice)
     }
 
-    /// Where `rdx` is not BASE around calls of C functions, after which BASE is taken back: from `L->base`, from `rbp`.
+    /// Ranges around calls of C functions where `rdx` is not BASE, and BASE is later restored: from `L->base`, or from `rbp`.
     fn around_calls(&self, code: &[u8], start: u64) -> [Vec<Range<u64>>; 2] {
         let mut ranges = [const { Vec::new() }; 2];
         let is_call =
@@ -127,7 +127,7 @@ impl Text<'_> {
         ranges
     }
 
-    /// From where on `rdx` is an argument of a call, if it is one.
+    /// Address from which on `rdx` is an argument of this call, if it is one.
     fn argument_in_rdx(&self, call: &Instruction) -> Option<u64> {
         let before = self.instructions.range(..call.ip()).rev().map(|(_, found)| found).take(MAX_AROUND_CALL);
         for found in before.take_while(|found| found.flow_control() == FlowControl::Next) {
@@ -143,7 +143,7 @@ impl Text<'_> {
         None
     }
 
-    /// Behind the instruction that takes BASE back after a call, if nothing branches before.
+    /// Address after the instruction that restores BASE after a call, if no branch comes before.
     fn base_is_back(&self, call: &Instruction) -> Option<u64> {
         let after = self.instructions.range(call.next_ip()..).map(|(_, found)| found).take(MAX_AROUND_CALL);
         let mut after = after.take_while(|found| found.flow_control() == FlowControl::Next);
@@ -158,7 +158,7 @@ impl Text<'_> {
             && found.memory_displacement64() == u64::from(self.layout.l_base)
     }
 
-    /// From linking a C frame to the store of the link of its first Lua frame, where nothing unusual happens.
+    /// The instructions from linking a C frame to storing the link of its first Lua frame, on the usual path.
     fn entering(&self) -> BTreeSet<u64> {
         let links = self.instructions.values().filter(|found| self.links(found));
         let mut entering = BTreeSet::new();
@@ -184,7 +184,7 @@ impl Text<'_> {
         entering
     }
 
-    /// Where `lj_ccallback_enter` returns to: it gives the coroutine back, whose BASE is loaded next.
+    /// Return address of the call of `lj_ccallback_enter`: it returns the coroutine, whose BASE is loaded next.
     fn callback_enter(&self) -> Option<u64> {
         let loads_base = |found: &Instruction| {
             found.mnemonic() == Mnemonic::Mov
@@ -197,11 +197,11 @@ impl Text<'_> {
         let is_call =
             |found: &&Instruction| matches!(found.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
         let calls = self.instructions.values().filter(is_call).map(Instruction::next_ip);
-        // In between the state of the VM is set.
+        // The state of the VM is set between these two instructions.
         calls.into_iter().find(|&after| self.instructions.range(after..).take(2).any(|(_, found)| loads_base(found)))
     }
 
-    /// Where `lj_ccallback_leave` returns to: what is loaded then are results for C, and the epilogue follows.
+    /// Return address of the call of `lj_ccallback_leave`: after it, results for C are loaded, and the epilogue follows.
     fn callback_leave(&self) -> Option<u64> {
         let is_call =
             |found: &&Instruction| matches!(found.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
@@ -225,7 +225,7 @@ impl Text<'_> {
         })
     }
 
-    /// What leads to that call, from behind the jump before it.
+    /// The instructions that lead to that call, from after the jump before it.
     fn callback_left(&self) -> Option<BTreeSet<u64>> {
         let after = self.callback_leave()?;
         let before = self.instructions.range(..after).rev().map(|(_, found)| found);
@@ -233,8 +233,8 @@ impl Text<'_> {
         Some(before.take_while(is_part).map(Instruction::ip).collect())
     }
 
-    /// From behind `sub BASE, PC` of `cont_dispatch` to its jump to the continuation, and the one to that of FFI callbacks,
-    /// which may stand behind it.
+    /// The instructions after `sub BASE, PC` of `cont_dispatch` up to its jump to the continuation, and the jump for
+    /// FFI callbacks, which may follow.
     fn continuing(&self) -> Option<Range<u64>> {
         let is = |register: Register, full| register.full_register() == full;
         let takes_back = |found: &Instruction| {
@@ -299,7 +299,7 @@ impl Text<'_> {
     }
 }
 
-/// Where execution may go on; nowhere if that is not in the code, or not known.
+/// Possible successors of an instruction; none if they are outside of the code or unknown.
 fn next(found: &Instruction) -> Vec<u64> {
     match found.flow_control() {
         FlowControl::Next | FlowControl::Call | FlowControl::IndirectCall => vec![found.next_ip()],
@@ -309,7 +309,7 @@ fn next(found: &Instruction) -> Vec<u64> {
     }
 }
 
-/// The register that an instruction stores at `displacement` from another one.
+/// The register that an instruction stores at `displacement` from another register.
 fn stores_to(found: &Instruction, displacement: u64) -> Option<Register> {
     let is_store = found.mnemonic() == Mnemonic::Mov
         && found.op0_kind() == OpKind::Memory

@@ -1,9 +1,8 @@
 //! Unwinds the VM's own native frames: the interpreter's and a trace's.
 //!
-//! `rbp` is a work register in both, so frame pointers mean nothing there, and the unwind table is only
-//! right for part of the interpreter and absent for traces. The truth is the C frame: the VM stores the
-//! address of its native frame's lowest byte in `L->cframe` when it is entered. CFA = that address +
-//! `CFRAME_SIZE`, wherever below it `rsp` is by then.
+//! `rbp` is a work register in both, so there are no frame pointers, and the unwind table is only right for part of the
+//! interpreter and absent for traces. The C frame is reliable: on entry, the VM stores the address of its native
+//! frame's lowest byte in `L->cframe`. CFA = that address + `CFRAME_SIZE`, however far below it `rsp` is by then.
 
 use super::vm_text::{FrameShape, Position, VmText};
 use crate::registers::{Register, Registers};
@@ -11,7 +10,7 @@ use crate::row::{CfaRule, SavedRule, UnwindRow};
 use crate::vm_frame::{CFrame, VmCode, VmStep};
 use crate::{StackCopy, UnwindEnd};
 
-/// The way out of a frame in the interpreter. `cframes` are the C frames of VMs that run this code.
+/// The step from a frame in the interpreter to its caller. `cframes` are the C frames of VMs that run this code.
 ///
 /// # Errors
 /// [`UnwindEnd::NoCFrame`] if the trace exit handler runs and no C frame was captured,
@@ -30,8 +29,8 @@ pub fn unwind_interpreter(
         let cfa = offset_from_rsp(rsp, address, shape);
         VmStep::Frame { cframe: at(address), row: row(cfa, shape, shape.saved.len(), &[]) }
     };
-    // Helpers call helpers, and around a trace's entry and exit `rsp` is lower by the two words where
-    // traces keep registers: a C frame that near above is the one.
+    // Helpers call helpers, and around a trace's entry and exit `rsp` is lower by the two words where traces keep
+    // registers: a C frame this close above `rsp` is the right one.
     const NEAR: u64 = 32;
     let by_rsp_from = |from: u64| {
         let near = cframes.clone().find(|cframe| cframe.address >= from && cframe.address - from < NEAR);
@@ -48,8 +47,8 @@ pub fn unwind_interpreter(
             _ => return Err(UnwindEnd::NoCFrame { pc: registers.pc() }),
         },
         Position::TraceExit => unwind_trace(text, vm, registers, cframes.clone())?,
-        // A helper touches none of the registers that the VM keeps its state in, BASE (`rdx`) included: it
-        // counts as part of the interpreter's frame.
+        // A helper touches none of the registers with the VM's state, BASE (`rdx`) included. So it counts as part of
+        // the interpreter's frame.
         Position::Helper { size } if !vm.in_text(stack.read(rsp.wrapping_add(size - 8))?) => {
             VmStep::Helper { row: UnwindRow::simple(Register::Rsp, size as i64, &[]) }
         }
@@ -58,8 +57,8 @@ pub fn unwind_interpreter(
     })
 }
 
-/// The way out of a frame in generated code: the innermost C frame of its VM, however far above `rsp`
-/// (the trace's own stack slots, a helper's return address, and the exit stub's words lie between).
+/// The step from a frame in generated code to its caller: the innermost C frame of its VM, however far above `rsp` (the
+/// trace's own stack slots, a helper's return address, and the exit stub's words lie between).
 ///
 /// # Errors
 /// [`UnwindEnd::NoCFrame`] if no C frame was captured.
@@ -81,7 +80,7 @@ pub fn unwind_trace(
     Ok(VmStep::Frame { cframe: Some(cframe), row: row(cfa, shape, shape.saved.len(), &extra) })
 }
 
-/// The registers in a C frame that was not reached by unwinding: those it saves are known to its caller.
+/// The row of a C frame that unwinding did not reach: the frame's saved registers are those of its caller.
 pub fn leave_cframe(text: &VmText) -> UnwindRow {
     let shape = text.shape();
     row(CfaRule::Offset(Register::Rsp, shape.size() as i64), shape, shape.saved.len(), &[])
@@ -117,7 +116,7 @@ mod tests {
         VmText::new(TEXT, Vec::new(), 80)
     }
 
-    /// A stack of 64 words from 0x1000 on; each holds its own address, but for the ones given.
+    /// A stack of 64 words from 0x1000 on; each word holds its own address, except the given ones.
     fn stack(words: &[(u64, u64)]) -> Vec<u8> {
         let value = |address| words.iter().find(|(at, _)| *at == address).map_or(address, |(_, value)| *value);
         (0x1000..0x1200).step_by(8).flat_map(|address| value(address).to_le_bytes()).collect()
@@ -158,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_helper_belongs_to_whoever_called_it() {
-        // `ret` behind the end of a bytecode.
+        // A `ret` after the end of a bytecode.
         let text = VmText::new(TEXT, vec![0x41, 0xff, 0x24, 0xee, 0xc3], 80);
         let cframes = [CFrame::new(0x1080, 0)];
         let from = |rsp: u64, return_address: u64| {

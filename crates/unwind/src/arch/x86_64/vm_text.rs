@@ -1,10 +1,9 @@
 //! Reads the layout of the interpreter's stack frame from its machine code.
 //!
-//! The unwind table gives the interpreter one row for its whole code: CFA = `rsp` + `CFRAME_SIZE`. That
-//! holds in the bytecodes, but not while a frame is entered or left, in the math helpers (called without
-//! unwind information), or in the trace exit handler. These functions decide by the instructions around
-//! an address (`vm_x64.dasc` and `vm_x86.dasc`: macros [`saveregs`], `restoreregs`, label [`vm_exit_handler`],
-//! LuaJIT 2.0 to August 2026, OpenResty, Tarantool).
+//! The unwind table gives the interpreter one row for its whole code: CFA = `rsp` + `CFRAME_SIZE`. That is right in the
+//! bytecodes, but not while a frame is entered or left, in the math helpers (called without unwind information), or in the
+//! trace exit handler. These functions decide by the instructions around an address (`vm_x64.dasc` and `vm_x86.dasc`: macros
+//! [`saveregs`], `restoreregs`, label [`vm_exit_handler`], LuaJIT 2.0 to August 2026, OpenResty, Tarantool).
 //!
 //! LuaJIT's sources: [`saveregs` without GC64], [`vm_exit_handler` without GC64], [`vm_unwind_c`], [`vm_floor`],
 //! [`vm_cpcall`], [`vm_ffi_call`], [`vm_ffi_callback`].
@@ -26,7 +25,7 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInf
 use crate::registers::Register;
 use crate::vm_frame::{BaseAfterCall, CodeFrame};
 
-/// How the interpreter's frame is laid out: what `saveregs` pushes, and the space below.
+/// The layout of the interpreter's frame: the registers that `saveregs` pushes, and the space below.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrameShape {
     /// The registers in the order in which they are pushed, right below the return address.
@@ -36,7 +35,7 @@ pub struct FrameShape {
 }
 
 impl FrameShape {
-    /// The shape of a build whose code cannot be read: four registers (builds with unwind tables).
+    /// The usual shape, for a build whose code cannot be read: four registers (builds with unwind tables).
     pub fn usual(cframe_size: u64) -> Self {
         let saved = vec![Register::Rbp, Register::Rbx, Register::R15, Register::R14];
         Self { space: cframe_size.saturating_sub(8 + 8 * saved.len() as u64), saved }
@@ -47,31 +46,31 @@ impl FrameShape {
         8 + 8 * self.saved.len() as u64 + self.space
     }
 
-    /// Where the register pushed as number `index` is, counted from the CFA.
+    /// Offset from the CFA of the register that is pushed as number `index`.
     pub fn slot(index: usize) -> i64 {
         -16 - 8 * index as i64
     }
 }
 
-/// Where the frame is at one instruction of the interpreter.
+/// The state of the frame at one instruction of the interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// In the prologue or epilogue: `pushed` registers of the frame are on the stack, right at `rsp`, and
-    /// the others still (or again) in place. CFA = `rsp` + 8 + 8 * `pushed`.
+    /// In the prologue or epilogue: `pushed` registers of the frame are on the stack, right at `rsp`, and the others
+    /// still (or again) hold the caller's values. CFA = `rsp` + 8 + 8 * `pushed`.
     Partial {
-        /// How many of [`FrameShape::saved`].
+        /// How many registers of [`FrameShape::saved`] are pushed.
         pushed: usize,
     },
-    /// `rsp` is exactly the frame's lowest address, though `L->cframe` may not name it (yet, or any more).
+    /// `rsp` is exactly the frame's lowest address, though `L->cframe` may not point to it yet, or no longer.
     FrameAtRsp,
     /// About to drop everything below the C frame that `rdi` points to (`vm_unwind_c`, `vm_unwind_ff`).
     FrameAtRdi,
     /// In the trace exit handler, which works below the frame of the trace it came from.
     TraceExit,
-    /// In a helper without a frame of its own (`vm_floor`, `vm_mod`, ...), which the interpreter, traces and
-    /// C functions call: its caller's `rsp` is `rsp` + `size`, the return address being the word below that.
+    /// In a helper without a frame of its own (`vm_floor`, `vm_mod`, ...); the interpreter, traces and C functions call
+    /// it. Its caller's `rsp` is `rsp` + `size`, and the return address is the word below that.
     Helper {
-        /// Bytes of the helper's own on the stack, its return address included.
+        /// Bytes of the helper on the stack, with its return address.
         size: u64,
     },
     /// Anywhere else: `rsp` is the frame's lowest address.
@@ -87,10 +86,10 @@ pub struct VmText {
     exits: Vec<Range<u64>>,
 }
 
-/// Decoding never looks further than this; the longest run that matters is some 40 instructions.
+/// The most instructions to decode at a time; the longest run that matters has some 40 instructions.
 const MAX_INSTRUCTIONS: usize = 64;
 
-/// The longest distance from a prologue's end to the first jump (`vm_cpcall`: 92 bytes) is below this.
+/// The most bytes from a prologue's end to the first jump: the longest distance is 92 bytes (`vm_cpcall`).
 const MAX_AFTER_PROLOGUE: usize = 160;
 
 /// How `vm_exit_handler` begins: `push r13; push r12; push r11; ... push rbp; lea rbp, [rsp+88]`.
@@ -100,7 +99,7 @@ const EXIT_HANDLER: &[u8] = &[
 ];
 
 impl VmText {
-    /// Takes in the code of an interpreter that begins at `start`.
+    /// Analyzes the code of an interpreter that begins at `start`.
     pub fn new(start: u64, code: Vec<u8>, cframe_size: u64) -> Self {
         let found = frame_shape(&code).filter(|shape| shape.size() == cframe_size);
         let mut text =
@@ -114,8 +113,8 @@ impl VmText {
         &self.shape
     }
 
-    /// Where the frame is at `pc`: the instruction that was interrupted or, if `is_return`, the address a
-    /// C function will return to.
+    /// The state of the frame at `pc`: the instruction that was interrupted or, if `is_return`, the address that a C
+    /// function will return to.
     pub fn position(&self, pc: u64, is_return: bool) -> Position {
         if !is_return && let Some(pushed) = self.entering(pc).or_else(|| self.leaving(pc)) {
             return Position::Partial { pushed };
@@ -129,20 +128,20 @@ impl VmText {
         match self.runs_into(pc) {
             Some(Position::FrameAtRdi) if is_return => Position::Body,
             Some(position) => position,
-            // What follows a call of a function that never returns may be a helper.
+            // After a call that never returns, the next code may be a helper.
             None if is_return => Position::Body,
             None => self.returns(pc).map_or(Position::Body, |size| Position::Helper { size }),
         }
     }
 
-    /// Whether the frame is being made or left at `pc`, an interrupted instruction.
+    /// Whether the frame is being entered or left at `pc`, an interrupted instruction.
     pub fn is_at_edge(&self, pc: u64) -> bool {
         matches!(self.position(pc, false), Position::Partial { .. } | Position::FrameAtRsp)
     }
 
-    /// Whether what was called from here can return to `address`: a call ends there, or that is not known.
+    /// Whether a call can return to `address`: a call instruction ends there, or that is not known.
     pub fn may_return_to(&self, address: u64) -> bool {
-        /// Of a call, with the largest displacement there is.
+        /// The most bytes of an indirect call, with the largest displacement.
         const LONGEST: u64 = 8;
         let ends_there = |length: u64| {
             let decoded = self.decoder(address.checked_sub(length)?).map(|mut decoder| decoder.decode())?;
@@ -164,7 +163,7 @@ impl VmText {
         decoder(&self.code, self.start, address)
     }
 
-    /// In the prologue: what follows are the rest of its pushes and `sub rsp, space`.
+    /// In the prologue: the rest of its pushes and `sub rsp, space` follow.
     fn entering(&self, pc: u64) -> Option<usize> {
         let mut decoder = self.decoder(pc)?;
         let mut pushes = Vec::new();
@@ -185,7 +184,7 @@ impl VmText {
         None
     }
 
-    /// In the epilogue: what follows are the rest of its pops and `ret`, or a jump to another function.
+    /// In the epilogue: the rest of its pops and `ret`, or a jump to another function, follow.
     fn leaving(&self, pc: u64) -> Option<usize> {
         let mut decoder = self.decoder(pc)?;
         let mut pops = Vec::new();
@@ -204,8 +203,8 @@ impl VmText {
         None
     }
 
-    /// Whether the pops that an epilogue has behind it are what stands before `pc`; a bare `ret` is also
-    /// how the math helpers end.
+    /// Whether the pops that an epilogue has already executed come right before `pc`. Without them, a bare `ret` may
+    /// also end a math helper.
     fn ends_epilogue(&self, pc: u64, left: usize) -> bool {
         let before: Vec<u8> =
             self.shape.saved[left.min(self.shape.saved.len())..].iter().rev().flat_map(pop_bytes).collect();
@@ -215,8 +214,8 @@ impl VmText {
         self.code.get(..offset).is_some_and(|code| code.ends_with(&before))
     }
 
-    /// Whether straight-line code leads from the end of a prologue to `pc`: nothing on the way can have
-    /// left the frame. A return address counts if its call is the end of that run.
+    /// Whether straight-line code leads from the end of a prologue to `pc`: nothing on the way can have left the frame.
+    /// A return address counts if its call ends that run.
     fn follows_prologue(&self, pc: u64, is_return: bool) -> bool {
         let Some(offset) = pc.checked_sub(self.start).and_then(|offset| usize::try_from(offset).ok()) else {
             return false;
@@ -231,9 +230,9 @@ impl VmText {
         ends.into_iter().any(|end| self.runs_straight(end, pc, is_return))
     }
 
-    /// Whether the code at `pc` runs, past conditional jumps and calls of other helpers, into a `ret` that is not the
-    /// epilogue's, and what it takes from the stack on the way, that return address included. The
-    /// interpreter proper never returns: it jumps from bytecode to bytecode.
+    /// Whether the code at `pc` runs, past conditional jumps and calls of other helpers, into a `ret` that does not end
+    /// an epilogue. Returns how many bytes it takes from the stack on the way, with the return address. The interpreter
+    /// proper never returns: it jumps from bytecode to bytecode.
     fn returns(&self, pc: u64) -> Option<u64> {
         let mut decoder = self.decoder(pc)?;
         let mut moved = 0_i64;
@@ -269,7 +268,7 @@ impl VmText {
         decoder.ip() == to
     }
 
-    /// Whether straight-line code leads from `pc` into the epilogue, or to where `rsp` is set from `rdi`.
+    /// Whether straight-line code leads from `pc` into the epilogue, or to the instruction that sets `rsp` from `rdi`.
     fn runs_into(&self, pc: u64) -> Option<Position> {
         let mut decoder = self.decoder(pc)?;
         for _ in 0..MAX_INSTRUCTIONS {
@@ -290,7 +289,7 @@ impl VmText {
         None
     }
 
-    /// Where the trace exit handler runs: from its start to where it sets `rsp` to the C frame.
+    /// The code of the trace exit handler: from its start to the instruction that sets `rsp` to the C frame.
     fn exit_handler(&self) -> Vec<Range<u64>> {
         let mut ranges = Vec::new();
         let Some(offset) = self.code.windows(EXIT_HANDLER.len()).position(|bytes| bytes == EXIT_HANDLER) else {
@@ -298,7 +297,7 @@ impl VmText {
         };
         let mut from = self.start + offset as u64;
         let Some(mut decoder) = self.decoder(from) else { return ranges };
-        // The SSE registers alone take 16 instructions, so this run is longer than others.
+        // Saving the SSE registers alone takes 16 instructions, so this run is longer than others.
         for _ in 0..4 * MAX_INSTRUCTIONS {
             let instruction = decoder.decode();
             if instruction.is_invalid() {
@@ -321,7 +320,7 @@ impl VmText {
     }
 }
 
-/// What an interpreter's code tells of its C frames: their size, as its epilogue shows it.
+/// The shape of the C frames: their size, from the interpreter's epilogue.
 pub fn code_frame(code: &[u8]) -> Option<CodeFrame> {
     frame_shape(code).map(|shape| CodeFrame { size: shape.size(), l: None })
 }
@@ -347,11 +346,11 @@ pub fn frame_shape(code: &[u8]) -> Option<FrameShape> {
     })
 }
 
-/// Where the interpreter keeps BASE (`rdx`) across the call that returns to `return_address`: the code after
-/// it tells, by taking BASE back. `code` begins at `start`; `l_base` is the offset of `lua_State.base`.
+/// Where the interpreter keeps BASE (`rdx`) across the call that returns to `return_address`. The code after the call
+/// shows it, because it restores BASE. `code` begins at `start`; `l_base` is the offset of `lua_State.base`.
 ///
-/// On the way there `rdx` may hold other things and more functions may be called, but nothing may store to
-/// `L->base`: what is loaded from it then was there during the call.
+/// Until then, `rdx` may hold other values and more functions may be called, but nothing may store to `L->base`: so the
+/// value that is loaded from there is the one during the call.
 pub fn base_after_call(code: &[u8], start: u64, return_address: u64, l_base: u64) -> BaseAfterCall {
     let Some(mut after) = decoder(code, start, return_address) else { return BaseAfterCall::Unknown };
     let mut factory = InstructionInfoFactory::new();
@@ -382,7 +381,7 @@ pub fn base_after_call(code: &[u8], start: u64, return_address: u64, l_base: u64
     BaseAfterCall::Unknown
 }
 
-/// Whether, and from where, the instruction loads BASE.
+/// Whether the instruction loads BASE, and from where.
 fn base_source(instruction: &Instruction, written: &[iced_x86::Register], l_base: u64) -> Option<BaseAfterCall> {
     let loads_rdx = instruction.mnemonic() == Mnemonic::Mov
         && instruction.op0_kind() == OpKind::Register
@@ -398,19 +397,18 @@ fn base_source(instruction: &Instruction, written: &[iced_x86::Register], l_base
     }
 }
 
-/// Whether the memory operand is `base` of a `lua_State` in a register.
+/// Whether the memory operand is the field `base` of a `lua_State` whose address is in a register.
 fn is_l_base(instruction: &Instruction, l_base: u64) -> bool {
     instruction.memory_displacement64() == l_base
         && instruction.memory_index() == iced_x86::Register::None
         && general(instruction.memory_base()).is_some_and(|register| register != Register::Rsp)
 }
 
-/// Where the frame of `vm_ffi_call` is at its first and last instructions. Its unwind entry says CFA =
-/// `rbp` + 16 and `rbx` saved throughout, which is true only between `push rbx` and `leave`. `offset` is
-/// how far into the function `code` begins. Returns what is on the stack at `rsp`: only the return address
-/// (0), or `rbp` as well (1); none where the entry is right.
+/// The state of the frame of `vm_ffi_call` at its first and last instructions. Its unwind entry says CFA = `rbp` + 16 and `rbx`
+/// saved everywhere, which is true only between `push rbx` and `leave`. `code` begins `offset` bytes into the function. Returns
+/// how many registers are on the stack besides the return address: none (0), or `rbp` (1); [`None`] where the entry is right.
 pub fn ffi_call_edge(offset: u64, code: &[u8]) -> Option<usize> {
-    /// `endbr64; push rbp; mov rbp, rsp; push rbx`: nothing later belongs to the prologue.
+    /// `endbr64; push rbp; mov rbp, rsp; push rbx`: no later instruction belongs to the prologue.
     const PROLOGUE: u64 = 8;
     match code {
         // `endbr64`, `push rbp`
@@ -429,7 +427,7 @@ fn decoder(code: &[u8], start: u64, address: u64) -> Option<Decoder<'_>> {
     Some(Decoder::with_ip(64, code, address, DecoderOptions::NONE))
 }
 
-/// A 64-bit general register (its 32-bit name counts: writing it sets all of it).
+/// A 64-bit general register. Its 32-bit name counts as well, because writing that sets the whole register.
 pub fn general(register: iced_x86::Register) -> Option<Register> {
     use iced_x86::Register as R;
     Some(match register.full_register() {
@@ -477,7 +475,7 @@ fn is_direct_jump(instruction: &Instruction) -> bool {
         && matches!(instruction.op0_kind(), OpKind::NearBranch64)
 }
 
-/// Whether execution goes on behind the instruction and with the same `rsp`.
+/// Whether execution continues after the instruction, with the same `rsp`.
 fn is_straight(instruction: &Instruction) -> bool {
     instruction.flow_control() == FlowControl::Next
         && instruction.stack_pointer_increment() == 0
@@ -496,8 +494,8 @@ fn pop_bytes(register: &Register) -> Vec<u8> {
     stack_bytes(*register, 0x58)
 }
 
-/// `push` (opcode 0x50) or `pop` (0x58) of a register. The hardware's numbers differ from DWARF's in the
-/// first eight.
+/// The bytes of a `push` (opcode 0x50) or `pop` (0x58) of a register. For the first eight registers, the hardware's
+/// numbers differ from DWARF's.
 fn stack_bytes(register: Register, opcode: u8) -> Vec<u8> {
     const HARDWARE: [u8; 8] = [0, 2, 1, 3, 6, 7, 5, 4];
     match HARDWARE.get(register as usize) {
@@ -510,7 +508,7 @@ fn stack_bytes(register: Register, opcode: u8) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// `jmp aword [DISPATCH+OP*8]`: how bytecodes end.
+    /// `jmp aword [DISPATCH+OP*8]`: the end of each bytecode.
     const NEXT: &[u8] = &[0x41, 0xff, 0x24, 0xee];
 
     /// `vm_call` of Debian's luajit 2.1.0~beta3 (x86-64, GC64) up to `mov [rbp+0x50], rsp`.
@@ -533,8 +531,8 @@ mod tests {
     /// The end of its `vm_floor`: `jbe +4; subsd xmm1, xmm0; movaps xmm0, xmm1; ret`.
     const VM_FLOOR: &[u8] = &[0x76, 0x04, 0xf2, 0x0f, 0x5c, 0xc8, 0x0f, 0x28, 0xc1, 0xc3];
 
-    /// The start of its `vm_ffi_callback`, `rbp` having been pushed by the callback's entry, up to the return
-    /// from lj_ccallback_enter (instructions in between left out).
+    /// The start of its `vm_ffi_callback`, after the callback's entry has pushed `rbp`, up to the return from
+    /// lj_ccallback_enter (some instructions between are left out).
     const VM_FFI_CALLBACK: &[u8] = &[
         0x53, 0x41, 0x57, 0x41, 0x56, 0x48, 0x83, 0xec, 0x28, 0x4c, 0x8d, 0xb5, 0x80, 0x0f, 0x00, 0x00, 0x48, 0x89,
         0xe6, 0xe8, 0xba, 0x17, 0xff, 0xff, 0x41, 0xc7, 0x86, 0x38, 0xf1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
@@ -542,7 +540,7 @@ mod tests {
 
     const START: u64 = 0x5_0000;
 
-    /// A text of these pieces, each behind the end of a bytecode; returns their addresses.
+    /// A text of these pieces, each after the end of a bytecode; returns their addresses.
     fn text<const N: usize>(pieces: [&[u8]; N]) -> (VmText, [u64; N]) {
         let mut code = Vec::new();
         let addresses = pieces.map(|piece| {
@@ -560,7 +558,7 @@ mod tests {
         let usual = FrameShape::usual(80);
         assert_eq!(frame_shape(VM_LEAVE), Some(usual.clone()));
         assert_eq!((usual.size(), usual.space), (80, 40));
-        // Tarantool since 2.6.3 has 16 bytes more.
+        // In Tarantool since 2.6.3, the frame has 16 bytes more.
         let mut tarantool = VM_LEAVE.to_vec();
         tarantool[14] = 0x38;
         assert_eq!(frame_shape(&tarantool), Some(FrameShape::usual(96)));
@@ -576,7 +574,7 @@ mod tests {
     fn returns_follow_calls_and_handlers_do_not() {
         // call rax; call [rbx+0x18]; call [r14+rax*8+0x1234]; call somewhere; mov eax, esi; mov rsp, rdi
         let calls: [&[u8]; 5] = [
-            // Of the first instructions it is not known what is before them.
+            // For the first instructions, the code before them is not known.
             &[0xff, 0xd0, 0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xd0],
             &[0xff, 0xd0],
             &[0xff, 0x53, 0x18],
@@ -601,7 +599,7 @@ mod tests {
         for (offset, pushed) in [(0, 0), (1, 1), (2, 2), (4, 3), (6, 4)] {
             assert_eq!(position(offset), Position::Partial { pushed }, "at {offset}");
         }
-        // The frame is whole, but not linked before the last instruction.
+        // The frame is whole, but it is linked only by the last instruction.
         for offset in [10, 15, 19, 55, 59] {
             assert_eq!(position(offset), Position::FrameAtRsp, "at {offset}");
         }
@@ -635,7 +633,7 @@ mod tests {
         for offset in [0, 2, 6, 9] {
             assert_eq!(text.position(floor + offset, false), Position::Helper { size: 8 }, "at {offset}");
         }
-        // Not so what a function that never returns would return to.
+        // This is not true for the return address of a function that never returns.
         assert_eq!(text.position(floor, true), Position::Body);
         let (text, [_, pushed]) = self::text([VM_LEAVE, &[0x90, 0x5b, 0xc3]]);
         assert_eq!(text.position(pushed, false), Position::Helper { size: 16 });
@@ -691,7 +689,7 @@ mod tests {
         // Tarantool 2.6.0, not GC64: `mov edx, ebp` and `mov edx, [ebp+16]`.
         assert_eq!(base(&[0x89, 0xea], 16), BaseAfterCall::Register(Register::Rbp));
         assert_eq!(base(&[0x67, 0x8b, 0x55, 0x10], 16), BaseAfterCall::LuaState);
-        // `mov rbp, [rsp+16]` first: what `rbp` held is gone.
+        // `mov rbp, [rsp+16]` comes first, so the old value of `rbp` is gone.
         assert_eq!(base(&[0x48, 0x8b, 0x6c, 0x24, 0x10, 0x48, 0x89, 0xea], 32), BaseAfterCall::Unknown);
         // Past a jump, a conditional one and a call; not past an indirect jump or a store to L->base.
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Interpreters made for tests: how frames are made and left in the three layouts.
+//! Interpreters made for tests: code that makes and drops frames in the three layouts.
 
 use super::{DROP, DROP_OLD, Era, MAKE, MAKE_OLD, POINTER_AT_RECORD, POINTER_AT_SP, RET, SAVE_RECORD};
 
@@ -10,7 +10,7 @@ fn pair(is_load: bool, first: u32, second: u32, offset: u32) -> u32 {
     (if is_load { 0xa940_0000 } else { 0xa900_0000 }) | offset / 8 << 15 | second << 10 | 31 << 5 | first
 }
 
-/// What saves or restores the registers from `x19` on, in pairs (`saveregs`); vector registers are in between.
+/// The instructions that save or restore the registers from `x19` on, in pairs (`saveregs`), with vector registers in between.
 fn saves(era: Era, is_load: bool) -> Vec<u32> {
     let vectors = if is_load { 0x6d46_23e9 } else { 0x6d06_23e9 };
     let one = |low: u32| match era {
@@ -26,7 +26,7 @@ fn bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// What makes a frame.
+/// The instructions that make a frame.
 fn made(era: Era) -> Vec<u32> {
     let mut words = match era {
         Era::RecordFirst => vec![MAKE_OLD, POINTER_AT_SP],
@@ -37,7 +37,7 @@ fn made(era: Era) -> Vec<u32> {
     words
 }
 
-/// Code that makes a frame, and goes on.
+/// Code that makes a frame, and continues.
 pub fn prologue(era: Era) -> Vec<u8> {
     bytes(&[made(era), vec![NOP, 0xd61f_0100]].concat())
 }
@@ -45,13 +45,13 @@ pub fn prologue(era: Era) -> Vec<u8> {
 /// The state of a frame before an instruction.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// Of the instruction.
+    /// Offset of the instruction.
     pub offset: u64,
     /// Whether the stack pointer is at the frame's beginning.
     pub made: bool,
-    /// Whether the frame record is there, and the frame pointer this frame's.
+    /// Whether the frame record is stored, and the frame pointer belongs to this frame.
     pub record: bool,
-    /// How many of the registers from `x19` on are saved; while they are restored, all.
+    /// How many registers from `x19` on are saved; while they are restored, all count as saved.
     pub saved: usize,
 }
 
@@ -78,6 +78,6 @@ pub fn life(era: Era) -> (Vec<u8>, Vec<Step>) {
             _ => {}
         }
     }
-    // Between saving the record and setting the frame pointer, the latter is the caller's, and saved as well.
+    // Between saving the record and setting the frame pointer, the frame pointer is still the caller's, and saved as well.
     (bytes(&words), steps)
 }
