@@ -201,7 +201,7 @@ impl FunctionFacts {
 /// What all samples of a profile share: the names of its Lua functions. One function may have many frames.
 struct LuaNames<'a> {
     profile: &'a CpuProfile,
-    /// By the number of the frame: that of the name, if it is a Lua function's.
+    /// For each frame number, the number of the name, if the frame is a Lua function's.
     of_frames: Vec<Option<usize>>,
     names: Vec<String>,
 }

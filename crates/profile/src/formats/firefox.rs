@@ -18,7 +18,7 @@ use crate::frame::FrameKind;
 use crate::model::labels::ThreadLabel;
 use crate::model::{Profile, StackId, Unit};
 
-/// Time between samples where it is not known.
+/// The time between samples if it is unknown, in nanoseconds.
 const DEFAULT_PERIOD: u64 = 10_000_000;
 /// If samples are further apart than this many periods, something else came between them.
 const LONGEST_GAP: u64 = 4;
