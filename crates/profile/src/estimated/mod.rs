@@ -38,9 +38,9 @@ pub struct EstimatedProfile {
     /// Indexed by the stack's number, which is the source's number as well.
     seen: Vec<Seen>,
     lines: Vec<Line>,
-    /// How long their objects live, by the source's number.
+    /// How long the objects of each source live.
     lives: BTreeMap<SourceId, Life>,
-    /// Whether these come from polling.
+    /// Whether these lives come from polling.
     polled: bool,
     about: AboutEstimate,
     losses: BTreeMap<String, u64>,

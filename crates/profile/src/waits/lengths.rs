@@ -33,7 +33,7 @@ struct Bin {
 pub struct Length {
     /// The mean, in seconds.
     pub seconds: f64,
-    /// Its standard error, as a share of it.
+    /// Its standard error, as a fraction of the mean.
     pub error: f64,
     /// Whether no wait was seen to end: then the mean is at least this.
     pub is_least: bool,
