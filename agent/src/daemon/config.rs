@@ -1,4 +1,4 @@
-//! What the agent is told: a TOML file, and what the command line says in place of it.
+//! The agent's configuration: a TOML file, and command line arguments that override it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,13 +17,13 @@ use serde::{Deserialize, Deserializer};
 use super::rules::Rule;
 use crate::exit::CommandError;
 
-/// Where the configuration is, if none is named.
+/// The configuration file to use if none is named.
 pub const DEFAULT_FILE: &str = "/etc/lj-trace/agent.toml";
 
-/// Where what cannot be sent waits, if a sink names no other place.
+/// Where unsent data waits, if a sink names no other place.
 const SPOOL: &str = "/var/lib/lj-trace/spool";
 
-/// A configuration is shorter than this.
+/// The size limit of a configuration file, in bytes.
 const LONGEST: u64 = 1 << 20;
 
 /// What the agent does.
@@ -92,12 +92,12 @@ pub struct ServiceName {
     pub of: Rule,
 }
 
-/// Where profiles go.
+/// Where to send profiles.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sinks {
-    /// To servers.
+    /// Servers.
     pub servers: Vec<SinkConfig>,
-    /// As files of this host.
+    /// Files on this host.
     pub store: Option<StoreConfig>,
 }
 
@@ -131,10 +131,10 @@ impl Default for OwnLimits {
 }
 
 impl AgentConfig {
-    /// Reads a file.
+    /// Reads a configuration file.
     ///
     /// # Errors
-    /// A usage error that names the file, the line and what is wrong with it.
+    /// A usage error with the file, the line and the mistake.
     pub fn read(path: &Path) -> Result<Self, CommandError> {
         let mut text = String::new();
         let read = File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_string(&mut text));
@@ -148,16 +148,16 @@ impl AgentConfig {
         Self::parse(&text).map_err(|message| CommandError::usage(format!("{}: {message}", path.display())))
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a configuration file.
     ///
     /// # Errors
-    /// What is wrong with it, and where.
+    /// The mistake, and where it is.
     pub fn parse(text: &str) -> Result<Self, String> {
         let config: Self = toml::from_str(text).map_err(|error| one_line(text, &error))?;
         config.check().map(|()| config)
     }
 
-    /// Where profiles go.
+    /// Where to send profiles.
     pub fn sinks(&self) -> Sinks {
         let with_spool =
             |sink: &SinkConfig| SinkConfig { spool: sink.spool.clone().or_else(|| Some(SPOOL.into())), ..sink.clone() };
@@ -165,10 +165,10 @@ impl AgentConfig {
         Sinks { servers: self.sink.iter().map(with_spool).collect(), store: self.store.clone().or(default) }
     }
 
-    /// Whether its values fit together.
+    /// Checks that the values fit together.
     ///
     /// # Errors
-    /// What does not.
+    /// A message about the values that do not.
     pub fn check(&self) -> Result<(), String> {
         let fits = |fits: bool, message: &str| if fits { Ok(()) } else { Err(message.to_owned()) };
         fits((1..=1000).contains(&self.rate), "rate: from 1 to 1000 samples a second")?;
@@ -179,7 +179,7 @@ impl AgentConfig {
     }
 }
 
-/// An error of the TOML library in one line, with the number of the line.
+/// An error of the TOML library in one line, with the line number.
 fn one_line(text: &str, error: &toml::de::Error) -> String {
     let line = error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
     let message = error.message().replace('\n', ", ");
@@ -190,7 +190,7 @@ fn share_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f6
     amount(deserializer, |text| if text == OFF { Ok(None) } else { parse_share(text).map(Some) })
 }
 
-/// A share of one CPU, of which there may be several.
+/// A share of one CPU; it may exceed 100%.
 fn cpu_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     amount(deserializer, |text| parse_share(text).map_err(|_| "expected a share of one CPU such as 5%".to_owned()))
 }
@@ -202,7 +202,7 @@ fn probability<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 /// Reads a probability: `0.1`, `10%`.
 ///
 /// # Errors
-/// What was expected.
+/// A message that says what was expected.
 pub fn parse_probability(text: &str) -> Result<f64, String> {
     const EXPECTED: &str = "expected a probability such as 0.1 or 10%";
     let number = match text.strip_suffix('%') {
@@ -216,13 +216,13 @@ fn address_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
     amount(deserializer, parse_metrics)
 }
 
-/// In place of a value: not at all.
+/// The word in place of a value that switches something off.
 const OFF: &str = "off";
 
 /// Reads the address of the metrics: `127.0.0.1:9464`, or `off`.
 ///
 /// # Errors
-/// What was expected.
+/// A message that says what was expected.
 pub fn parse_metrics(text: &str) -> Result<Option<SocketAddr>, String> {
     let address =
         || text.parse().map(Some).map_err(|_| "expected an address such as 127.0.0.1:9464, or `off`".to_owned());
@@ -230,7 +230,7 @@ pub fn parse_metrics(text: &str) -> Result<Option<SocketAddr>, String> {
 }
 
 impl fmt::Display for AgentConfig {
-    /// What is recorded, in one line.
+    /// What the agent records, in one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CPU at {} Hz", self.rate)?;
         if let Some(share) = self.memory {
