@@ -1,4 +1,4 @@
-//! The command line of lj-trace. What it stands on are the crates beside it, each of which knows only those below:
+//! The command line of lj-trace. It builds on these crates; each of them uses only crates below it:
 //!
 //! - [`lj_trace_engine`]: what records
 //! - [`lj_trace_heap`]: snapshots of a Lua heap

@@ -145,7 +145,7 @@ struct Taking<'a> {
     samples: BTreeMap<u32, SampledThread>,
 }
 
-/// A coroutine on a thread's stack.
+/// The thread, if known.
 struct OnThread {
     /// The thread, if it is known which.
     tid: Option<u32>,

@@ -14,11 +14,11 @@ use lj_trace_engine::resolve::Resolved;
 /// Samples of one function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
-    /// Those in which it was the innermost.
+    /// Samples with it at the leaf.
     own: u64,
-    /// Those in which it was on the stack at all.
+    /// Samples with it anywhere on the stack.
     total: u64,
-    /// Those of `own` in JIT-compiled code.
+    /// The part of `own` in JIT-compiled code.
     compiled: u64,
 }
 
@@ -33,7 +33,7 @@ impl AddAssign for Counts {
 /// A function and its samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionRow {
-    /// Its name, as all outputs have it, without the mark of compiled code.
+    /// Its name, the same in all outputs, without the mark for compiled code.
     pub name: Arc<str>,
     /// What kind of code it is.
     pub kind: FrameKind,
@@ -41,11 +41,11 @@ pub struct FunctionRow {
     pub own: u64,
     /// Samples in which it was on the stack.
     pub total: u64,
-    /// Those of `own` in JIT-compiled code.
+    /// The part of `own` in JIT-compiled code.
     pub compiled: u64,
 }
 
-/// A line of Lua code and the samples in which it was the innermost one.
+/// A line of Lua code, with the samples at whose leaf it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineRow {
     /// `file.lua:15`.
@@ -56,24 +56,24 @@ pub struct LineRow {
     pub samples: u64,
 }
 
-/// A trace and the samples in it.
+/// A trace, with the samples in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceRow {
     /// The VM it belongs to.
     pub vm: usize,
-    /// What it is, in the columns of [`SampledTrace::COLUMNS`](lj_trace_engine::resolve::SampledTrace::COLUMNS).
+    /// Its description, in the columns of [`SampledTrace::COLUMNS`](lj_trace_engine::resolve::SampledTrace::COLUMNS).
     pub text: Arc<str>,
     /// Samples.
     pub samples: u64,
 }
 
-/// Stands for functions, lines and traces that were not seen lately, of so many that there is no room for each.
+/// Stands for functions, lines and traces without recent samples, once there are too many of them.
 const RARE: &str = "[rare]";
 
-/// What a function is known by.
+/// What identifies a function.
 type FunctionKey = (Arc<str>, FrameKind);
 
-/// Everything that samples say.
+/// The sums of samples.
 #[derive(Clone, Debug)]
 pub struct Functions {
     functions: TopWindow<FunctionKey, Counts>,

@@ -24,7 +24,7 @@ pub struct Gauge {
 }
 
 impl Gauge {
-    /// Reads the numbers of a process and of its VMs. What cannot be read any more counts as nothing.
+    /// Reads the numbers of a process and of its VMs. Numbers that cannot be read any more are 0.
     pub fn read(process: &Process, vms: &[Vm], lost: Vec<(&'static str, u64)>) -> Self {
         let memory = process.memory();
         let (heap, rss) = about_process::memory(process, vms.iter());

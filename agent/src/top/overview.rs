@@ -23,8 +23,8 @@ pub struct ProcessRow {
     pub heap: u64,
     /// Its resident memory, in bytes.
     pub rss: u64,
-    /// The Lua function at or above most leaves, or else native code; without CPU samples, the source that allocates
-    /// most. With its kind of code.
+    /// The innermost Lua function of most samples, or else the hottest native function; without CPU samples, the source
+    /// that allocates most. With its kind of code.
     pub hottest: Option<(Arc<str>, FrameKind)>,
     /// Whether the process has exited.
     pub ended: bool,

@@ -10,7 +10,7 @@ pub enum Span {
     /// The last intervals: as many as fit into the window.
     #[default]
     Recent,
-    /// Everything since the recording began, or was begun anew.
+    /// Everything since the recording began, or was cleared.
     All,
 }
 

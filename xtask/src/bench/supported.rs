@@ -1,5 +1,5 @@
-//! Benchmarks that need what the tests have: real programs, servers under load, workloads that know the truth. They are
-//! the binary `bench` of that crate.
+//! Benchmarks that need the means of the tests: real programs, servers under load, workloads that know the truth. They
+//! are the binary `bench` of the tests' crate.
 
 use std::path::PathBuf;
 

@@ -29,7 +29,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {
         .block(Block::new())
         .x_axis(axis([oldest, 0.0], vec![format!("{seconds:.0} s"), "now".to_owned()]))
         .y_axis(axis([0.0, highest], vec!["0".to_owned(), bytes(highest.round() as u64)]))
-        // At the oldest points, so that it hides the newest last.
+        // At the oldest points, so that it hides the newest points last.
         .legend_position(Some(LegendPosition::TopLeft))
         .hidden_legend_constraints((Constraint::Min(0), Constraint::Min(0)));
     frame.render_widget(chart, area);
