@@ -74,7 +74,7 @@ struct Cost {
     all: Usage,
     /// CPU time while the workload worked, in seconds.
     cpu_during_work: f64,
-    /// How long it took to begin sampling, if that could be told.
+    /// How long it took to start sampling, if known.
     attach: Option<Duration>,
 }
 
