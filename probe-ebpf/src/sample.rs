@@ -42,7 +42,7 @@ use crate::{arch, label, pending, stack_copy, traces, turns};
 /// The lowest address that can hold an object: nothing below it is ever mapped (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 0x1_0000;
 
-/// What the next step of [`step`] does.
+/// What the next call of [`step`] does.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
@@ -616,7 +616,7 @@ fn copy_kernel_stack(scratch: &mut Scratch, context: *mut c_void) {
     scratch.header.kernel_size = kernel_stack::copy(context, place);
 }
 
-/// Hands the sample to user space.
+/// Sends the sample to user space.
 #[inline(always)]
 fn send(scratch: &mut Scratch) {
     let size = size_of::<SampleHeader>()

@@ -23,8 +23,8 @@ pub const PAGES: u32 = MAX_STACK / PAGE + 1;
 /// stack (`LUAL_BUFFERSIZE`, `luaconf.h`), which may be in pages that nothing was ever written to.
 const MAX_HOLE: u32 = 3 * PAGE;
 
-/// What lies above the frames of the main thread's stack and belongs to its first function: the number of arguments, and
-/// the first of them.
+/// How many bytes above the frames of the main thread's stack belong to its first function: the number of arguments, and
+/// the first argument.
 const ABOVE_MAIN: u64 = 16;
 
 const _: () = assert!((MAX_STACK + PAGE) as usize <= PAYLOAD);
@@ -41,8 +41,8 @@ pub fn at_once(scratch: &mut Scratch, config: &Config) -> bool {
         scratch.machine.wanted = config.stack_limit;
         return false;
     }
-    // Read back from memory, where the verifier knows nothing of it but what the mask says: what older ones know of a
-    // register they forget when it was on the stack meanwhile.
+    // Read back from memory, so that the verifier knows only what the mask says. Older verifiers forget what they know
+    // of a register once it has been on the stack.
     let wanted = &raw mut scratch.machine.wanted;
     // SAFETY: a field. The payload has room for `MAX_STACK` bytes, and the helper checks the source.
     let outcome = unsafe {

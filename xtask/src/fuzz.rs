@@ -100,7 +100,7 @@ fn cargo_fuzz() -> Result<PathBuf> {
 }
 
 /// Makes a command that calls `cargo` call what [`host_cargo`] would call, because cargo-fuzz cannot pass on
-/// `--ignore-rust-version`, and because its compiler flags need a nightly.
+/// `--ignore-rust-version`. It also lets the compiler accept cargo-fuzz's flags, which are those of a nightly.
 fn as_host_cargo(command: &mut Command, folder: &Path) -> Result<()> {
     let real = host_cargo("build")?;
     let program = Path::new(real.get_program());

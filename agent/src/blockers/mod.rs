@@ -42,8 +42,8 @@ pub struct BlockerWatch {
 }
 
 impl BlockerWatch {
-    /// For a process whose clock ticks `rate` times a second. `follows` is whether somebody takes each as it ends. Where
-    /// time off the CPU is not measured, samples begin after `unmeasured_after` nanoseconds of a turn.
+    /// For a process whose clock ticks `rate` times a second. `follows` says whether the caller takes each turn as it
+    /// ends. If time off the CPU is not measured, samples begin after `unmeasured_after` nanoseconds of a turn.
     pub fn new((pid, name): (u32, String), rate: u32, follows: bool, unmeasured_after: Option<u64>) -> Self {
         Self {
             pid,

@@ -32,41 +32,41 @@ const LONGEST: u64 = 1 << 20;
 pub struct AgentConfig {
     /// CPU samples a second of each thread's CPU time.
     pub rate: u32,
-    /// How long an interval lasts that is sent as one profile.
+    /// The length of an interval, which is sent as one profile.
     #[serde(deserialize_with = "duration")]
     pub interval: Duration,
     /// The share of a process's CPU time that recording its allocations may cost; without it, they are not recorded.
     #[serde(deserialize_with = "share_or_none")]
     pub memory: Option<f64>,
-    /// How long an interval of allocations lasts at least: few windows tell little.
+    /// The least length of an interval of allocations: few windows show little.
     #[serde(deserialize_with = "duration")]
     pub memory_interval: Duration,
-    /// Whether the kernel's functions are shown.
+    /// Whether to show the kernel's functions.
     pub kernel: bool,
-    /// The share of processes that are recorded at a time; which these are changes with each `probability-period`.
+    /// The share of processes to record at a time; each `probability-period` selects other processes.
     #[serde(deserialize_with = "probability")]
     pub probability: f64,
-    /// See `probability`.
+    /// How long a selection by `probability` lasts.
     #[serde(deserialize_with = "duration")]
     pub probability_period: Duration,
-    /// The address that metrics are served at; without it, they are not.
+    /// The address at which to serve metrics; without it, the agent serves none.
     #[serde(deserialize_with = "address_or_none")]
     pub metrics: Option<SocketAddr>,
     /// What the agent may use itself.
     pub limits: OwnLimits,
-    /// Processes are recorded that one of these rules chooses; without any, all are.
+    /// Rules that select processes; without any rule, all processes are selected.
     pub select: Vec<Rule>,
-    /// And of these, those that none of these rules chooses.
+    /// Rules that drop selected processes.
     pub drop: Vec<Rule>,
-    /// What services are called.
+    /// The names of services.
     pub service: Vec<ServiceName>,
     /// Attributes that all profiles get.
     pub labels: BTreeMap<String, String>,
-    /// Servers that profiles are sent to.
+    /// Servers to send profiles to.
     pub sink: Vec<SinkConfig>,
-    /// Where profiles are kept as Parquet files. It is there by default if there is no other sink.
+    /// Where to store profiles as Parquet files. This is the default if there is no other sink.
     pub store: Option<StoreConfig>,
-    /// A file with attributes by container id, such as the names that Kubernetes has for it.
+    /// A file with attributes by container ID, such as the container's names in Kubernetes.
     pub container_attributes: Option<PathBuf>,
 }
 
@@ -74,15 +74,15 @@ pub struct AgentConfig {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct OwnLimits {
-    /// CPU time, as a share of one CPU: beyond it, fewer samples are taken.
+    /// CPU time, as a share of one CPU: beyond it, the agent takes fewer samples.
     #[serde(deserialize_with = "cpu_share")]
     pub cpu: f64,
-    /// Memory, in bytes: beyond it, fewer processes are recorded.
+    /// Memory, in bytes: beyond it, the agent records fewer processes.
     #[serde(deserialize_with = "size")]
     pub memory: u64,
 }
 
-/// What the service of some processes is called.
+/// The service name of some processes.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServiceName {

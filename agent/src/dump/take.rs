@@ -147,7 +147,7 @@ struct Taking<'a> {
 
 /// The thread, if known.
 struct OnThread {
-    /// The thread, if it is known which.
+    /// The thread, if known.
     tid: Option<u32>,
     status: Status,
     in_motion: bool,

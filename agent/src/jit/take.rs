@@ -113,7 +113,7 @@ fn watch_aborts(
 /// Reads `vms` of `process`, after what was `watched`; includes the lines of `file`.
 ///
 /// # Errors
-/// [`TargetError`] if the process cannot be looked at, or is gone.
+/// [`TargetError`] if the process cannot be read, or is gone.
 pub fn take(
     process: &Process,
     mut vms: Vec<Vm>,

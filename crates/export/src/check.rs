@@ -14,7 +14,7 @@ use crate::otlp::PROTO_VERSION;
 use crate::server::{Client, StartError};
 use crate::{RequestInfo, SinkConfig, SinkKind};
 
-/// Which servers take OTLP as it is sent here, as far as is known.
+/// The servers that are known to accept OTLP profiles of this version.
 pub const VERSIONS: &str = "OTLP profiles of proto 1.10 and later: OpenTelemetry Collector 0.148 and later \
                             (with --feature-gates=+service.profilesSupport), Pyroscope 1.20 and later";
 
@@ -42,7 +42,7 @@ pub enum StoredVerdict {
 }
 
 impl StoredVerdict {
-    /// Whether there is nothing to be done.
+    /// Whether the user need not do anything.
     pub fn is_good(&self) -> bool {
         !matches!(self, Self::NotStored { .. })
     }

@@ -50,7 +50,7 @@ pub(super) const ROUNDS: usize = 7;
 /// probed instructions.
 ///
 /// # Errors
-/// The kernel does not let us.
+/// The kernel refuses.
 pub fn allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result<ProbeCost> {
     survive(|| measure_allocation_probes(mechanism, is_cheap))
 }
@@ -80,7 +80,7 @@ fn measure_allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result
 /// Tries a probe on an instruction of lj-trace's own.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel refuses.
 pub fn try_probe(mechanism: Mechanism) -> io::Result<()> {
     probe(mechanism, UprobeKind::Call, Callable::emulated().file_offset()?, true).map(drop)
 }

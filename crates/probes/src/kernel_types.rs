@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn this_kernel_has_tasks() {
-        // A kernel without these types is none that programs could run in.
+        // The programs could not run in a kernel without these types.
         let Ok(types) = KernelTypes::read() else { return };
         let of = |field| types.offset("task_struct", field);
         let (pid, tgid) = (of("pid").unwrap(), of("tgid").unwrap());

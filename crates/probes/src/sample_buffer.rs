@@ -41,7 +41,7 @@ pub(super) struct SharedSamples {
 struct Waiting {
     records: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Samples that were dropped for want of room.
+    /// Samples that were dropped because there was no room.
     lost: u64,
     /// Whether there are records. Readers ask this much more often than records come.
     has_some: Arc<AtomicBool>,

@@ -8,7 +8,7 @@
 /// A share of all samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampled {
-    /// Samples that show it.
+    /// Samples that count for the share.
     pub hits: u64,
     /// All samples.
     pub all: u64,

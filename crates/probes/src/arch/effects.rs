@@ -28,7 +28,7 @@ pub enum Control {
 /// What an instruction does to registers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effects {
-    /// The general registers that it writes, as bits by their numbers; without those that are lost in a call.
+    /// The general registers that it writes, as bits by register number, except registers that a call overwrites.
     pub written: u64,
     /// If the instruction only copies a whole register: the target, then the source.
     pub copies: Option<(Register, Register)>,

@@ -47,7 +47,7 @@ impl Need {
 pub enum EventKind {
     /// All calls.
     Any,
-    /// Those that want memory: `nsize` is not 0.
+    /// Calls that ask for memory: `nsize` is not 0.
     AllocOrRealloc,
     /// New blocks: `nsize` is not 0, `ptr` is NULL.
     Alloc,

@@ -1,4 +1,4 @@
-//! What an estimate is made from.
+//! The data behind an estimate.
 
 use lj_trace_estimate::{Estimate, Figure};
 use lj_trace_streams::Annotation;

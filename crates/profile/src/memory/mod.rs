@@ -19,7 +19,7 @@ pub use stored::{GrowthStep, StoredMemory};
 use super::Frame;
 use super::model::{Measure, Profile, Recorded, StackId, StackTable, Unit};
 
-/// What a memory profile weighs its stacks by.
+/// The weight of a memory profile's stacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Weight {
