@@ -1,4 +1,4 @@
-//! How commands end.
+//! The exit codes and errors of commands.
 
 use std::io;
 
@@ -12,17 +12,17 @@ use lj_trace_streams::StreamError;
 pub struct ExitCode(pub u8);
 
 impl ExitCode {
-    /// All went well.
+    /// Success.
     pub const OK: Self = Self(0);
     /// The command line is wrong.
     pub const USAGE: Self = Self(64);
-    /// The input has nothing in it that could be shown (`EX_DATAERR`).
+    /// The input has no data to show (`EX_DATAERR`).
     pub const DATA: Self = Self(65);
     /// There is no such process.
     pub const NO_PROCESS: Self = Self(66);
     /// There is no LuaJIT in the process, or none that is supported.
     pub const NO_LUAJIT: Self = Self(69);
-    /// Something that lj-trace needs is not to be had: `lj-trace doctor` found a problem.
+    /// Something that lj-trace needs is not available: `lj-trace doctor` has found a problem.
     pub const UNAVAILABLE: Self = Self(69);
     /// A bug of lj-trace.
     pub const BUG: Self = Self(70);
@@ -64,7 +64,7 @@ pub struct CommandError {
 }
 
 impl CommandError {
-    /// An error with this code and message. The system's errors are told by their names alone, not by their numbers.
+    /// An error with this code and message. System errors appear by name only, without their numbers.
     pub fn new(code: ExitCode, message: impl Into<String>) -> Self {
         Self { code, message: without_error_numbers(&message.into()) }
     }
@@ -74,17 +74,17 @@ impl CommandError {
         Self::new(ExitCode::USAGE, message)
     }
 
-    /// The system refuses something that it never should.
+    /// The system refuses something that should always work.
     pub fn internal(error: &io::Error) -> Self {
         EngineError::internal(error).into()
     }
 
-    /// Something about a file. `action` reads like `write x.svg`.
+    /// An error about a file. `action` reads like `write x.svg`.
     pub fn io(action: &str, error: &io::Error) -> Self {
         EngineError::io(action, error).into()
     }
 
-    /// The same, unless it happened since the process went away meanwhile: that is what is to be said.
+    /// The same, unless the process is gone: then that is the error to report.
     pub fn unless_gone(self, process: &Process) -> Self {
         let says_enough = matches!(self.code, ExitCode::OK | ExitCode::USAGE | ExitCode::NO_PROCESS);
         if says_enough { self } else { EngineError::gone(process, &self.message).map_or(self, Self::from) }
@@ -96,7 +96,7 @@ impl CommandError {
     }
 }
 
-/// A message without what [`io::Error`] adds to the name of an error: ` (os error 2)`.
+/// Removes the ` (os error 2)` that [`io::Error`] adds to the name of an error.
 fn without_error_numbers(message: &str) -> String {
     let mut parts = message.split(" (os error ");
     let first = parts.next().unwrap_or_default().to_owned();

@@ -1,11 +1,11 @@
-//! The command line of lj-trace. What it stands on are the crates beside it, each of which knows only those below:
+//! The command line of lj-trace. It builds on these crates; each of them uses only crates below it:
 //!
-//! - [`lj_trace_engine`]: what records
+//! - [`lj_trace_engine`]: recordings
 //! - [`lj_trace_heap`]: snapshots of a Lua heap
 //! - [`lj_trace_probes`]: the BPF programs
-//! - [`lj_trace_streams`], [`lj_trace_profile`]: what is written
+//! - [`lj_trace_streams`], [`lj_trace_profile`]: the files that it writes
 //! - [`lj_trace_unwind`], [`lj_trace_luajit`]: native stacks, and the VMs
-//! - [`lj_trace_process`], [`lj_trace_text`]: other processes, and how what they say is shown
+//! - [`lj_trace_process`], [`lj_trace_text`]: other processes, and how to display their text
 
 pub mod blockers;
 pub mod commands;

@@ -1,9 +1,9 @@
-//! Logs of lj-trace and its libraries: none, unless they are asked for.
+//! Log messages of lj-trace and its libraries: none by default.
 
 use log::LevelFilter;
 
-/// Begins to log to standard error: with `-v` what is out of the ordinary, with `-vv` what is done, with `-vvv` all. The
-/// variable `RUST_LOG` says otherwise, as `env_logger` has it: `RUST_LOG=aya=debug`.
+/// Starts logging to standard error: with `-v` unusual events, with `-vv` what lj-trace does, with `-vvv` everything.
+/// The variable `RUST_LOG` overrides this, as `env_logger` defines it: `RUST_LOG=aya=debug`.
 pub fn start(verbosity: u8) {
     let level = match verbosity {
         0 => LevelFilter::Off,
@@ -11,6 +11,6 @@ pub fn start(verbosity: u8) {
         2 => LevelFilter::Debug,
         _ => LevelFilter::Trace,
     };
-    // Who has one already, as a test may, keeps it.
+    // A logger that is set already, by a test for example, stays.
     let _ = env_logger::Builder::new().filter_level(level).parse_default_env().try_init();
 }

@@ -1,10 +1,10 @@
-//! What nobody has checked is given to everything that reads it: streams to reports, ELF files to the unwinder, memory
-//! to the walkers, all of it damaged in every way. Nothing may panic, or go on for long.
+//! Feeds damaged input to everything that reads unchecked data: streams to reports, ELF files to the unwinder, memory
+//! to the walkers. Nothing may panic, or run for long.
 //!
-//! For a bounded time: `LJ_TRACE_FUZZ_SECONDS` for each, in the order that `LJ_TRACE_FUZZ_SEED` begins; or so many inputs
-//! as `LJ_TRACE_FUZZ_COUNT` says. No input may take more than 10 s of CPU time (30 s in a
-//! build without optimization) or 256 MB. `cargo fuzz` in the folder `fuzz` looks longer,
-//! and learns from what the code does. A thorough run, in a build with optimization:
+//! The time is bounded: `LJ_TRACE_FUZZ_SECONDS` for each target, in the order that `LJ_TRACE_FUZZ_SEED` starts, or as
+//! many inputs as `LJ_TRACE_FUZZ_COUNT` says. No input may take more than 10 s of CPU time (30 s in a build without
+//! optimization) or 256 MB. `cargo fuzz` in the folder `fuzz` searches longer, and learns from what the code does. A
+//! thorough run, in a build with optimization:
 //!
 //! ```text
 //! LJ_TRACE_FUZZ_COUNT=20000 cargo test --release -p lj-trace --test fuzz streams
@@ -29,7 +29,7 @@ use lj_trace_process::clocks::ClockId;
 use mutation::Random;
 use targets::SavedVm;
 
-/// The longest that one input may take, in CPU time: tests without optimization take some times as long.
+/// The longest time that one input may take, in CPU time. Tests without optimization take several times as long.
 const LONGEST: Duration = Duration::from_secs(if cfg!(debug_assertions) { 30 } else { 10 });
 
 /// The most memory that one input may take, in bytes.
@@ -44,13 +44,13 @@ fn cpu_time() -> Duration {
     ClockId::THIS_THREAD.read().unwrap()
 }
 
-/// Tries damaged copies of what is good until the time is over. What makes it panic is left in a file, and so is what takes
-/// too much.
+/// Tries damaged copies of good inputs until the time is over. An input that panics or takes too much is saved in a
+/// file.
 fn try_all(name: &str, good: &[Vec<u8>], target: impl Fn(&[u8])) {
     try_made(name, |random| mutation::damaged(&good[random.below(good.len())], good, random), target);
 }
 
-/// The same with inputs that are made somehow.
+/// The same with inputs from `make`.
 fn try_made(name: &str, make: impl Fn(&mut Random) -> Vec<u8>, target: impl Fn(&[u8])) {
     let seed = setting("LJ_TRACE_FUZZ_SEED", 1);
     let count = setting("LJ_TRACE_FUZZ_COUNT", 0);
@@ -91,7 +91,7 @@ fn the_largest_snapshots_take_little() {
     let text = String::from_utf8(targets::unpacked(&packed)).unwrap();
     let mut lines = text.lines();
     let (process, vm) = (lines.next().unwrap(), lines.next().unwrap());
-    // As many things as fit into what is read, each as short as it can be.
+    // As many items as fit into the input, each as short as possible.
     let vms = |count: usize, more: &dyn Fn() -> String| -> String {
         std::iter::repeat_with(|| format!("{vm}\n{}", more())).take(count).collect()
     };
@@ -129,7 +129,7 @@ fn snapshots_that_are_damaged() {
     let packed = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/small.heap.gz")).unwrap();
     let texts = [targets::unpacked(&packed)];
     let make = |random: &mut Random| match random.below(4) {
-        // What is not gzip any more is refused at once: most damage is done to what is packed.
+        // Damaged gzip is refused at once, so most damage is done to the unpacked text.
         0 => mutation::damaged(&packed, &texts, random),
         _ => targets::packed(&mutation::damaged_lines(&texts[0], random)),
     };
@@ -153,7 +153,7 @@ fn streams_that_are_damaged() {
 
 #[test]
 fn elf_files_that_are_damaged() {
-    // A program, and the vDSO, which is small and has all that a library has.
+    // A program, and the vDSO, which is small and has all parts of a library.
     let mut good = vec![std::fs::read("/bin/true").unwrap(), mutation::vdso()];
     let folder = tempfile::tempdir().unwrap();
     let (source, program) = (folder.path().join("lj_dispatch.c"), folder.path().join("program"));
@@ -174,7 +174,7 @@ fn elf_files_that_are_damaged() {
 #[test]
 fn vms_that_are_damaged() {
     let vms = SavedVm::NAMES.map(SavedVm::load);
-    // A few changes, many, and those that any input may be made of.
+    // A few changes, many changes, and inputs from which any other can be derived.
     let good: Vec<Vec<u8>> = [5, 50, 5000].map(|length| (0..length).map(|n| (n * 37 % 251) as u8).collect()).to_vec();
     try_all("vm", &good, |bytes| targets::vm(&vms[bytes.len() % vms.len()], bytes));
 }
@@ -182,7 +182,7 @@ fn vms_that_are_damaged() {
 #[test]
 fn jit_compilers_that_are_damaged() {
     let vms = SavedVm::NAMES.map(SavedVm::load);
-    // Each kind of what lies where nothing was saved, with few changes and with many.
+    // Each kind of content for memory that was not saved, with few changes and with many.
     let made = |kind: u8, length: usize| -> Vec<u8> {
         [kind].into_iter().chain((0..8 + length).map(|n| (n * 37 % 251) as u8)).collect()
     };
@@ -199,11 +199,11 @@ fn jit_compilers_that_are_damaged() {
         ];
         seen.iter().zip(all).for_each(|(seen, is_there)| seen.set(seen.get() + u64::from(is_there)));
     });
-    // As they are: references that lead in circles and to nowhere, counts without end.
+    // Without changes: references in circles and to nowhere, endless counts.
     for vm in &vms {
         good.iter().for_each(|input| drop(targets::jit(vm, input)));
     }
-    // Damage that leaves nothing to be read would prove nothing.
+    // Damage that leaves nothing to read would prove nothing.
     println!("jit: with traces, penalties, samples, lines, areas: {seen:?}");
     assert!(seen[..4].iter().all(|seen| seen.get() > 0), "{seen:?}");
 }

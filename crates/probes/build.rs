@@ -1,7 +1,7 @@
 //! Puts the compiled BPF programs where `probes::object` includes them.
 //!
-//! `cargo xtask build` compiles them and names the file in `LJ_TRACE_BPF_OBJECT`. Without it an empty file stands
-//! in, so that `cargo check`, `cargo test` and rust-analyzer need no BPF toolchain.
+//! `cargo xtask build` compiles them and names the file in `LJ_TRACE_BPF_OBJECT`. Without it, an empty file takes their
+//! place, so that `cargo check`, `cargo test` and rust-analyzer need no BPF toolchain.
 
 use std::path::PathBuf;
 use std::{env, fs};

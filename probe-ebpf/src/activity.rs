@@ -1,4 +1,4 @@
-//! The light sampler: a perf event's program that says no more than which function runs. It takes a tenth of the time of a
+//! The light sampler: a perf event's program that records only which function runs. It takes a tenth of the time of a
 //! sample with stacks, so it may run much more often.
 
 use core::ffi::c_void;
@@ -23,7 +23,7 @@ use crate::sample::is_duplicate;
 use crate::scratch::Scratchpad;
 use crate::wakeup::NO_WAKEUP;
 
-/// Marks the threads of this sampler's events: the other one has its own.
+/// Marks threads that have inherited this sampler's event: the other sampler has its own entries.
 const THIS_SAMPLER: u32 = 1 << 31;
 
 /// The sampler.
@@ -55,7 +55,7 @@ pub fn sample_activity(context: PerfEventContext) -> u32 {
     0
 }
 
-/// The registers of the user code, also where the kernel was interrupted.
+/// Reads the registers of the user code, also if the tick hit the kernel.
 #[inline(always)]
 fn read_registers(pad: &mut Scratchpad) -> bool {
     // SAFETY: plain helpers; a task's registers may be read while it runs, and the place has room for them.
@@ -91,7 +91,7 @@ fn look(pad: &mut Scratchpad, sample: &mut ActivitySample, vms: u32) {
     sample.function = activity::function(&UserMemory, vm, registers, thread, room).unwrap_or(0);
 }
 
-/// Whether the VM of this number runs on the thread whose stack pointer is `stack`.
+/// Whether the VM with this index runs on the thread whose stack pointer is `stack`.
 #[inline(always)]
 fn runs(pad: &mut Scratchpad, index: u32, stack: u64) -> bool {
     let Some(vm) = VMS.get(index) else { return false };
@@ -108,13 +108,13 @@ fn runs(pad: &mut Scratchpad, index: u32, stack: u64) -> bool {
 struct VmSearch {
     /// The thread's stack pointer.
     stack: u64,
-    /// How many VMs there were at first. Those that came later are behind them.
+    /// How many VMs there were at the start of recording. Later VMs have higher indices.
     vms: u32,
-    /// The one that was found.
+    /// The VM that was found.
     vm: u32,
 }
 
-/// Tries the VM of this number: 0 to go on, 1 to stop.
+/// Tries the VM with this index: 0 to continue, 1 to stop.
 extern "C" fn try_next(index: u64, search: *mut c_void) -> i64 {
     // SAFETY: `look` passes its own search, which it does not use meanwhile.
     let search = unsafe { &mut *search.cast::<VmSearch>() };

@@ -1,5 +1,6 @@
-//! Where there is one perf event on each CPU for all that is recorded: whoever runs there at a tick is looked up, and sampled,
-//! here or by the sampler of another set of programs. All others cost no more than the look.
+//! One perf event on each CPU for all recorded processes. At a tick, this program looks up the process that runs there,
+//! and samples it here, or tail-calls the sampler of another set of programs. For all other processes, a tick costs
+//! only the lookup.
 
 use aya_ebpf::bindings::bpf_pidns_info;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
@@ -30,11 +31,11 @@ pub fn sample_chosen(context: PerfEventContext) -> u32 {
     0
 }
 
-/// Not a number of what is recorded.
+/// Not the number of any recorded process.
 const NOBODY: u32 = u32::MAX;
 
-/// What is known of the process that runs on this CPU, or [`NOBODY`]. A function of its own: samples need all the stack that
-/// there is.
+/// The entry of the process that runs on this CPU, or [`NOBODY`]. This is a function of its own because samples need
+/// all of the program's stack.
 #[inline(never)]
 fn number() -> u32 {
     let Some(process) = current_process() else { return NOBODY };
@@ -42,18 +43,18 @@ fn number() -> u32 {
     unsafe { CHOSEN.get(&process) }.copied().unwrap_or(NOBODY)
 }
 
-/// A process executes another program: that is none of what is recorded, from its first instruction on.
+/// A process executes another program, which is not recorded from its first instruction on.
 #[raw_tracepoint(tracepoint = "sched_process_exec")]
 pub fn chosen_executes(_context: RawTracePointContext) -> i32 {
     if let Some(process) = current_process() {
-        // Most were never there.
+        // Most processes had no entry.
         let _ = CHOSEN.remove(&process);
     }
     0
 }
 
-/// The process that runs on this CPU, by its number in the namespace that the agent has named: in the kernel's own one, that
-/// is every process; in another one, those of that very namespace.
+/// The number of the process that runs on this CPU, in the PID namespace that the agent has named. In the initial
+/// namespace, every process has one; in another namespace, only the processes of that very namespace.
 #[inline(always)]
 fn current_process() -> Option<u32> {
     let namespace = NAMESPACE.get(0)?;

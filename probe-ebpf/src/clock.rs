@@ -1,16 +1,16 @@
-//! How long the programs take: what recording costs the target, apart from the kernel's way into them and out again.
+//! Times the programs: this is what recording costs the target, apart from the kernel's way into them and back.
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use lj_trace_common::config::{Counter, LONGEST_PROGRAM, LONGEST_SAMPLE, TIMED_EVERY};
 
 use crate::count::{add, add_of, count, count_exactly};
 
-/// A program that is being timed, or one of the many that are not.
+/// A run that is being timed, or one of the many runs that are not.
 #[derive(Clone, Copy)]
 pub struct Timer(u64);
 
 impl Timer {
-    /// Counts a run of a program, and times it if it is its turn. The count is exact.
+    /// Counts a run of a program, and times every Nth run. The count is exact.
     #[inline(always)]
     pub fn some(runs: Counter) -> Self {
         if count_exactly(runs) % TIMED_EVERY == 0 { Self::start() } else { Self(0) }
@@ -23,7 +23,7 @@ impl Timer {
         Self(unsafe { bpf_ktime_get_ns() })
     }
 
-    /// Ends a run of which only some are timed: `timed` counts them.
+    /// Ends a run of a program of which only some runs are timed: `timed` counts those.
     #[inline(always)]
     pub fn end(self, timed: Counter, time: Counter) {
         if self.0 != 0 && self.stop(time, LONGEST_PROGRAM) {
@@ -31,7 +31,7 @@ impl Timer {
         }
     }
 
-    /// Ends a run of a sampler, and adds its time to the process's counter of this number, unless something else ran in between.
+    /// Ends a run of a sampler, and adds its time to this counter of the process, unless something else ran in between.
     #[inline(always)]
     pub fn stop_of(self, process: u32, time: u32) {
         // SAFETY: the helper has no preconditions.
@@ -41,7 +41,8 @@ impl Timer {
         }
     }
 
-    /// Ends a run, and adds its time; false if it took longer than programs do: then something else ran in between.
+    /// Ends a run, and adds its time. False if the run took longer than programs do, because something else ran in
+    /// between.
     #[inline(always)]
     pub fn stop(self, time: Counter, longest: u64) -> bool {
         // SAFETY: the helper has no preconditions.

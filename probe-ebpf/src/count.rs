@@ -1,4 +1,4 @@
-//! Counting what happens, so that nothing is lost silently.
+//! Counts events, so that nothing is lost silently.
 
 use core::arch::asm;
 
@@ -12,8 +12,8 @@ pub fn count(counter: Counter) {
     add(counter, 1);
 }
 
-/// Adds to what samplers count of one process; returns what it was before. A function of its own: samples need all the stack
-/// that there is.
+/// Adds to a counter of one process's samples. Returns the value before. This is a function of its own because samples
+/// need all of the program's stack.
 #[inline(never)]
 pub fn add_of(process: u32, counter: u32, amount: u64) -> u64 {
     let Some(value) = SAMPLER_COUNTS.get_ptr_mut(process * COUNTERS + counter) else { return 0 };
@@ -25,7 +25,7 @@ pub fn add_of(process: u32, counter: u32, amount: u64) -> u64 {
     }
 }
 
-/// Adds one to a counter of this CPU that has to be exact: no other thread's count is lost.
+/// Adds one to a counter of this CPU that has to be exact: no count of another thread is lost.
 #[inline(always)]
 pub fn count_exactly(counter: Counter) -> u64 {
     let Some(value) = COUNTS.get_ptr_mut(counter as u32) else { return 0 };
@@ -38,7 +38,7 @@ pub fn count_exactly(counter: Counter) -> u64 {
     }
 }
 
-/// Adds to a counter that others add to as well.
+/// Adds to a counter that other CPUs add to as well.
 ///
 /// # Safety
 /// It is an aligned word of a map.
@@ -50,7 +50,7 @@ pub unsafe fn add_to(place: *mut u64, amount: u64) {
     }
 }
 
-/// Adds to a counter of this CPU; returns what it was before.
+/// Adds to a counter of this CPU. Returns the value before.
 #[inline(always)]
 pub fn add(counter: Counter, amount: u64) -> u64 {
     let Some(value) = COUNTS.get_ptr_mut(counter as u32) else { return 0 };
@@ -63,8 +63,8 @@ pub fn add(counter: Counter, amount: u64) -> u64 {
     }
 }
 
-/// The lowest byte of an index. Where the compiler knows that this is all of it, it leaves a check out; the verifier of Linux 6.1
-/// does not know.
+/// The lowest byte of an index. If the compiler knows that the index fits, it omits the check, but the verifier of
+/// Linux 6.1 needs it.
 #[inline(always)]
 pub fn below_256(mut index: usize) -> usize {
     // SAFETY: an instruction on a number.

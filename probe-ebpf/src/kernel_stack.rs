@@ -1,4 +1,4 @@
-//! The kernel's own stack, where a tick hit the kernel and its frames are asked for.
+//! The kernel's own stack, if a tick hit the kernel and its frames were requested.
 
 use core::ffi::c_void;
 
@@ -6,7 +6,7 @@ use aya_ebpf::helpers::generated::bpf_get_stack;
 use lj_trace_common::config::MAX_KERNEL_STACK;
 
 /// Copies the addresses of the kernel's frames, innermost first, to `place`, which has room for [`MAX_KERNEL_STACK`]
-/// bytes. Gives the number of bytes.
+/// bytes. Returns the number of bytes.
 #[inline(always)]
 pub fn copy(context: *mut c_void, place: *mut u8) -> u32 {
     // SAFETY: the caller has the room; the helper checks the rest.

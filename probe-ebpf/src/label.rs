@@ -1,15 +1,15 @@
 //! Which request a sample is for.
 //!
-//! Both are global functions, as [`crate::memory::is_sampled_frame`] is, so that the verifier takes each apart once; and nobody
-//! else reads or writes the fields that they change while a sample is put together.
+//! Both functions are global, like [`crate::memory::is_sampled_frame`], so that the verifier checks each of them once.
+//! While a sample is being built, nobody else uses the fields that they change.
 
 use lj_trace_common::event::NO_VM;
 
 use crate::maps::{CONFIG, SCRATCH, VMS};
 use crate::memory::UserMemory;
 
-/// Looks at a coroutine of the stack of the sample in this working area, whose VM is the one that is walked: from the innermost
-/// one outward.
+/// Looks for the request in a coroutine on the stack of the sample in this working area. The coroutine's VM is the one
+/// that is being walked. Called from the innermost coroutine outward.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn see_thread(area: u32, thread: u64) -> u32 {
@@ -26,7 +26,7 @@ pub extern "C" fn see_thread(area: u32, thread: u64) -> u32 {
     0
 }
 
-/// Reads what the request of the sample in this working area says.
+/// Reads the label of the request of the sample in this working area.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn note_request(area: u32) -> u32 {

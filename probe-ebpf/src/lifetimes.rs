@@ -1,4 +1,4 @@
-//! What has become of objects that are followed, seen at the end of the collector's mark phase.
+//! Finds out which followed objects have died, at the end of the collector's mark phase.
 
 use core::ffi::c_void;
 
@@ -14,19 +14,20 @@ use crate::count::count;
 use crate::maps::{FOLLOWED, FOLLOWED_END, WATCHED};
 use crate::memory::UserMemory;
 
-/// A flip: which VM's, and which white its dead objects have.
+/// A flip of the white: the VM, and the white that its dead objects have.
 #[repr(C)]
 struct Flip {
     watched: u32,
     dead: u32,
 }
 
-/// Runs where a thread of the target has written `gc.currentwhite`, right behind that instruction: nothing is swept yet.
+/// Runs after a thread of the target has written `gc.currentwhite`, right behind that instruction: the sweep has not
+/// begun yet.
 #[perf_event]
 pub fn white_written(_context: PerfEventContext) -> u32 {
     let timer = Timer::start();
     count(Counter::WatchpointHits);
-    // An event says which of them it was only where it was not inherited: so all are looked at, few as they are.
+    // An inherited event does not say which watchpoint was hit, so this checks all of them; there are few.
     for index in 0..MAX_WATCHED {
         let Some(watched) = WATCHED.get_ptr_mut(index) else { return 0 };
         // SAFETY: the map's values are valid for the whole program. Only the thread that collects a VM's garbage changes
@@ -51,7 +52,7 @@ pub fn white_written(_context: PerfEventContext) -> u32 {
     0
 }
 
-/// Looks at the object with this number: 0 to go on.
+/// Checks the object with this number: 0 to continue.
 extern "C" fn look(index: u64, flip: *mut c_void) -> i64 {
     // SAFETY: `white_written` passes a flip.
     let flip = unsafe { &*flip.cast::<Flip>() };

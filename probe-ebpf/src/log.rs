@@ -1,5 +1,5 @@
-//! What the programs say of themselves, through aya-log, in a build for whoever looks for a mistake in them
-//! (`cargo xtask build --bpf-log`): `lj-trace record -vv` shows it.
+//! Log messages of the programs, through aya-log, in a build for finding mistakes in them (`cargo xtask build
+//! --bpf-log`). `lj-trace record -vv` shows the messages.
 
 use aya_ebpf::programs::PerfEventContext;
 use aya_log_ebpf::debug;

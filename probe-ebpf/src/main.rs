@@ -1,5 +1,5 @@
-//! The BPF programs of lj-trace: thin entry points that read registers, copy stacks and call the walkers
-//! of the common crate. What user space can do as well is done there.
+//! The BPF programs of lj-trace: thin entry points that read registers, copy stacks and call the walkers of the common
+//! crate. User space does everything that it can do as well.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -35,6 +35,6 @@ static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo) -> ! {
-    // Nothing here panics: the compiler removes this, and the verifier refuses an endless loop if it does not.
+    // Nothing here panics, so the compiler removes this; if it did not, the verifier would refuse the endless loop.
     loop {}
 }

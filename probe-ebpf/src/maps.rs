@@ -1,4 +1,4 @@
-//! The maps: what the agent tells the programs, and what they tell the agent.
+//! The maps: what the agent passes to the programs, and what they pass to the agent.
 
 use aya_ebpf::bindings::BPF_F_MMAPABLE;
 use aya_ebpf::btf_maps;
@@ -20,7 +20,7 @@ use lj_trace_common::vm::VmConfig;
 
 use crate::scratch::{Scratch, Scratchpad, WaitingRoom};
 
-/// What to record of each process. The agent sets the number of entries; probes on allocators are of the first one.
+/// What to record of each process. The agent sets the number of entries. Allocation probes belong to the first process.
 #[map]
 pub static CONFIG: Array<Config> = Array::with_max_entries(1, 0);
 
@@ -28,16 +28,16 @@ pub static CONFIG: Array<Config> = Array::with_max_entries(1, 0);
 #[map]
 pub static VMS: Array<VmConfig> = Array::with_max_entries(MAX_VMS, 0);
 
-/// Where a `global_State` is, to its index in [`VMS`].
+/// The index in [`VMS`] for each address of a `global_State`.
 #[map]
 pub static GLOBALS: HashMap<VmKey, u32> = HashMap::with_max_entries(VM_ENTRIES, 0);
 
-/// Threads that have an inherited event, as far as that matters.
+/// Threads that have inherited an event, as far as the sampler needs to know.
 #[map]
 pub static INHERITED: LruHashMap<u32, u8> = LruHashMap::with_max_entries(16_384, 0);
 
-/// The processes that are recorded, each with its number, or from [`lj_trace_common::config::OTHER_SAMPLER`] on the index of
-/// its sampler in [`SAMPLERS`].
+/// The recorded processes. The value is the process's number, or, from [`lj_trace_common::config::OTHER_SAMPLER`] on,
+/// the index of its sampler in [`SAMPLERS`].
 #[map]
 pub static CHOSEN: HashMap<u32, u32> = HashMap::with_max_entries(MAX_PROCESSES, 0);
 
@@ -45,7 +45,7 @@ pub static CHOSEN: HashMap<u32, u32> = HashMap::with_max_entries(MAX_PROCESSES, 
 #[map]
 pub static SAMPLERS: ProgramArray = ProgramArray::with_max_entries(MAX_SAMPLERS, 0);
 
-/// In which namespace the numbers of [`CHOSEN`] are.
+/// The PID namespace of the process numbers in [`CHOSEN`].
 #[map]
 pub static NAMESPACE: Array<PidNamespace> = Array::with_max_entries(1, 0);
 
@@ -53,37 +53,36 @@ pub static NAMESPACE: Array<PidNamespace> = Array::with_max_entries(1, 0);
 #[map]
 pub static SAMPLES: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 
-/// Traces of which the agent has a copy.
+/// Traces that the agent already has a copy of.
 #[map]
 pub static TRACES: LruHashMap<TraceKey, u8> = LruHashMap::with_max_entries(8192, 0);
 
-/// Where native stacks end, by page. The agent finds it out.
+/// Where native stacks end, by page. The agent finds this out.
 #[map]
 pub static STACK_ENDS: LruHashMap<u64, StackEnd> = LruHashMap::with_max_entries(MAX_STACK_ENDS, 0);
 
-/// What samplers count, by [`lj_trace_common::config::Counter`], one process after the other. The agent sets the number of
-/// entries, and reads it as memory.
+/// The counters of samplers, by [`lj_trace_common::config::Counter`], one process after the other. The agent sets the
+/// number of entries, and maps them into its memory.
 #[map]
 pub static SAMPLER_COUNTS: Array<u64> = Array::with_max_entries(COUNTERS, BPF_F_MMAPABLE);
 
-/// Other events by [`lj_trace_common::config::Counter`].
+/// All other counters, by [`lj_trace_common::config::Counter`].
 #[map]
 pub static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0);
 
-/// The allocator's data (`g->allocd`) to the VM's index in [`VMS`].
+/// The index in [`VMS`] for each `ud` that a VM passes to its allocator (`g->allocd`).
 #[map]
 pub static ALLOCATORS: HashMap<u64, u32> = HashMap::with_max_entries(VM_ENTRIES, 0);
 
-/// The indices in [`VMS`] that VMs may get which come into being while they are recorded. The agent gives back those of
-/// VMs that are closed.
+/// The free indices in [`VMS`], for VMs that are created during recording. The agent returns the indices of closed VMs.
 #[map]
 pub static FREE_VMS: Queue<u32> = Queue::with_max_entries(MAX_VMS, 0);
 
-/// What became of the calls of each VM.
+/// How the calls of each VM's allocator have ended.
 #[map]
 pub static TALLIES: Array<VmTally> = Array::with_max_entries(MAX_VMS, 0);
 
-/// The number of the window in which calls of the allocator are events ([`lj_trace_common::config::GATE_CLOSED`]).
+/// The number of the window whose allocator calls are events ([`lj_trace_common::config::GATE_CLOSED`]).
 #[map]
 pub static GATE: Array<u32> = Array::with_max_entries(1, 0);
 
@@ -91,23 +90,23 @@ pub static GATE: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 pub static ACTIVITY: RingBuf = RingBuf::with_byte_size(4096, 0);
 
-/// Where a light sample is put together.
+/// Working memory for a light sample.
 #[map]
 pub static ACTIVITY_SCRATCH: PerCpuArray<Scratchpad> = PerCpuArray::with_max_entries(1, 0);
 
-/// The VM that a thread ran when it was last sampled.
+/// The VM that each thread ran when it was last sampled.
 #[map]
 pub static RAN_LAST: LruHashMap<u32, u32> = LruHashMap::with_max_entries(4096, 0);
 
-/// The last call of the allocator on each thread, which waits for a result, or did.
+/// The last call of the allocator on each thread, which waits for its result or has got it.
 #[map]
 pub static PENDING: Array<PendingAllocation> = Array::with_max_entries(PENDING_PLACES, 0);
 
-/// Which places of [`PENDING`] are taken, and by which thread: each is given once.
+/// The thread that owns each place in [`PENDING`]: a place is given away once.
 #[map]
 pub static PLACES_TAKEN: HashMap<u32, u64> = HashMap::with_max_entries(PENDING_PLACES, 0);
 
-/// The same as [`PENDING`], for threads whose place another has.
+/// The same as [`PENDING`], for threads whose place belongs to another thread.
 #[map]
 pub static PENDING_ELSEWHERE: LruHashMap<u64, PendingAllocation> = LruHashMap::with_max_entries(4096, 0);
 
@@ -115,65 +114,66 @@ pub static PENDING_ELSEWHERE: LruHashMap<u64, PendingAllocation> = LruHashMap::w
 #[map]
 pub static ALLOCATIONS: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 
-/// What is known of the VMs' functions: [`KNOWN_OBJECTS`] entries a VM, one VM after the other. The agent sets the
+/// What is known of the VMs' functions: [`KNOWN_OBJECTS`] entries per VM, one VM after the other. The agent sets the
 /// number of entries.
 #[map]
 pub static FUNCTIONS: Array<KnownFunction> = Array::with_max_entries(KNOWN_OBJECTS, 0);
 
-/// The same for their prototypes.
+/// The same for the VMs' prototypes.
 #[map]
 pub static PROTOTYPES: Array<KnownPrototype> = Array::with_max_entries(KNOWN_OBJECTS, 0);
 
-/// The same for their traces.
+/// The same for the VMs' traces.
 #[map]
 pub static KNOWN_TRACES: Array<RememberedTrace> = Array::with_max_entries(KNOWN_OBJECTS, 0);
 
-/// Allocations until the next one whose stack is taken.
+/// How many allocations are left until the next one whose stack is sampled.
 #[map]
 pub static STACK_COUNTDOWN: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
 
-/// Areas of [`SCRATCH`] in which an allocation's stack is being put together.
+/// The areas of [`SCRATCH`] in which a sample is being built.
 #[map]
 pub static BUSY: HashMap<u32, u8> = HashMap::with_max_entries(1024, 0);
 
-/// Where a sample is put together, two entries a CPU (a per-CPU map's values must be smaller). The agent sets
-/// the number of entries.
+/// Working areas for samples, one to three per CPU (the values of a per-CPU map must be smaller). The agent sets the
+/// number of entries.
 #[map]
 pub static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 
-/// VMs whose collector is watched.
+/// VMs whose garbage collector is watched.
 #[map]
 pub static WATCHED: Array<Watched> = Array::with_max_entries(MAX_WATCHED, 0);
 
-/// Objects that are followed.
+/// The objects that are followed.
 #[map]
 pub static FOLLOWED: Array<Followed> = Array::with_max_entries(MAX_FOLLOWED, 0);
 
-/// How many entries of [`FOLLOWED`] there are to look at.
+/// How many entries of [`FOLLOWED`] to check.
 #[map]
 pub static FOLLOWED_END: Array<u32> = Array::with_max_entries(1, 0);
 
-/// The processes whose time off the CPU is recorded, by their numbers in the kernel's own namespace.
+/// The processes whose time off the CPU is recorded, by their numbers in the initial PID namespace.
 #[map]
 pub static OFF_CPU_PROCESSES: HashMap<u32, OffCpuProcess> = HashMap::with_max_entries(MAX_PROCESSES, 0);
 
-/// A bit for each of them, and for few others: [`lj_trace_common::off_cpu::filter_bit`].
+/// A filter with a bit for each of these processes, and for few others: [`lj_trace_common::off_cpu::filter_bit`].
 #[map]
 pub static OFF_CPU_FILTER: Array<u64> = Array::with_max_entries(FILTER_WORDS, 0);
 
-/// Their threads, by the same numbers. The kernel finds its own part in the entries by their types.
+/// The threads of these processes, by number in the same namespace. A BTF map, because the kernel finds its own fields
+/// in the entries by their types.
 #[btf_map]
 pub static OFF_CPU_THREADS: btf_maps::HashMap<u32, OffCpuThread, { MAX_OFF_CPU_THREADS as usize }> =
     btf_maps::HashMap::new();
 
-/// The process whose threads are told of.
+/// The process whose threads the iterator reports.
 #[map]
 pub static ITERATED: Array<u32> = Array::with_max_entries(1, 0);
 
-/// Where it is put together what is told of a thread.
+/// Working memory for the report of one thread.
 #[map]
 pub static WAITING_TASK: PerCpuArray<WaitingRoom> = PerCpuArray::with_max_entries(1, 0);
 
-/// How long turns of event loops were, by the number of the process. The agent sets the number of entries.
+/// The lengths of event loop turns, by process number. The agent sets the number of entries.
 #[map]
 pub static TURN_LENGTHS: Array<TurnLengths> = Array::with_max_entries(1, 0);

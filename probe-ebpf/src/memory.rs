@@ -12,7 +12,7 @@ use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 use crate::maps::{SCRATCH, VMS};
 
-/// The user memory of the process that the program interrupted. Pages that are not present are not brought in.
+/// The user memory of the process that the program interrupted. Reads do not page in missing pages.
 #[derive(Clone, Copy)]
 pub struct UserMemory;
 
@@ -52,7 +52,7 @@ impl ReadMemory for UserMemory {
     }
 }
 
-/// The same memory, read for the sample in the working area of this index.
+/// The same memory, read for the sample in the working area with this index.
 #[derive(Clone, Copy)]
 pub struct SampledMemory {
     pub area: u32,
@@ -89,17 +89,17 @@ impl ReadFrames for UserMemory {}
 impl ReadFrames for SampledMemory {
     #[inline(always)]
     fn is_frame(&self, _: &VmLayout, record: &mut FrameRecord, memo: &mut Memo) -> bool {
-        // The function finds them by itself: the compiler has to take them for changed by it.
+        // `is_sampled_frame` reaches these two through the map, so the compiler must assume that it changes them.
         black_box((&raw mut *record, &raw mut *memo));
         is_sampled_frame(self.area) != 0
     }
 }
 
-/// [`frame::is_frame`] of the record, the memo and the VM of the sample in this working area.
+/// [`frame::is_frame`] for the record, the memo and the VM of the sample in this working area.
 ///
-/// A global function: the verifier takes it apart once, by itself, and not again for every state that a caller may be in, of which
-/// there are some forty. That more than halves what it has to follow, and so the time that attaching takes. Global functions may
-/// only have numbers as arguments on all kernels, so all else stands in the working area.
+/// This is a global function: the verifier checks it once, separately, and not again for each of the some forty states
+/// that a caller may be in. That more than halves the verifier's work, and so the time that attaching takes. On some
+/// kernels, global functions can only have numbers as arguments, so everything else is in the working area.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn is_sampled_frame(area: u32) -> u32 {

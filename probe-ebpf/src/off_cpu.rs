@@ -1,10 +1,11 @@
-//! Time off the CPU: at each switch, what leaves the CPU notes when, and of what comes back some waits are taken by their length,
-//! whose stacks are walked by the thread itself before it returns to its program.
+//! Time off the CPU. At each context switch, the thread that leaves the CPU notes the time. When a thread comes back,
+//! the length of its wait decides whether the wait is sampled. A sampled thread walks its own stack before it returns
+//! to its program.
 //!
-//! The time of a thread off the CPU is cut into strata as long as the threshold. Each has one point, at random: a wait that
-//! covers it is taken, and stands for the whole stratum. A wait longer than the threshold is always taken, and stands for
-//! itself. So each nanosecond of each wait is as likely to be told as any other, and the sum of what is told is that of the
-//! waits, but for one threshold a thread.
+//! The time of a thread off the CPU is cut into strata as long as the threshold. Each stratum has one random point. A
+//! wait that covers the point is sampled, and stands for the whole stratum. A wait longer than the threshold is always
+//! sampled, and stands for itself. So each nanosecond of each wait is equally likely to be sampled, and the sum of the
+//! samples equals the sum of the waits, up to one threshold per thread.
 
 use core::arch::asm;
 use core::ffi::c_void;
@@ -27,7 +28,8 @@ use crate::maps::{BUSY, CONFIG, ITERATED, OFF_CPU_FILTER, OFF_CPU_PROCESSES, OFF
 use crate::scratch::{PAYLOAD, Scratch, WaitingRoom};
 use crate::{sample, turns};
 
-/// A thread leaves a CPU to another. Of two threads of one process, that is looked up once, and the time is taken once.
+/// A thread leaves a CPU to another thread. If both belong to one process, the process is looked up once and the clock
+/// is read once.
 #[btf_tracepoint(function = "sched_switch")]
 pub fn off_cpu_switch(context: BtfTracePointContext) -> i32 {
     let id = bpf_get_current_pid_tgid();
@@ -38,7 +40,8 @@ pub fn off_cpu_switch(context: BtfTracePointContext) -> i32 {
     unsafe { asm!("{0} = *(u32 *)({1} + 31233)", out(reg) after, in(reg) next, options(nostack, readonly)) };
     let leaving = known(before);
     let coming = if after == before { leaving } else { known(after) };
-    // Asked for where it is needed: both in one condition would be two pointers in one number, which the verifier refuses.
+    // Read the time only where it is needed. One read under a combined condition would put two pointers into one
+    // number, which the verifier refuses.
     let mut now = 0;
     if let Some(process) = leaving {
         // SAFETY: the helper has no preconditions.
@@ -56,10 +59,10 @@ pub fn off_cpu_switch(context: BtfTracePointContext) -> i32 {
     0
 }
 
-/// What is known of a process, if it is recorded.
+/// The entry of a process, if it is recorded.
 #[inline(always)]
 pub fn known(process: u32) -> Option<&'static OffCpuProcess> {
-    // Nearly all that comes by is of others. Idle CPUs are in none: their bit is of process 0.
+    // Nearly all switches are those of other processes. The bit of idle CPUs is that of process 0, so they never pass.
     let (word, bit) = filter_bit(process);
     if OFF_CPU_FILTER.get(word)? & bit == 0 {
         return None;
@@ -85,8 +88,8 @@ fn leave(process: &OffCpuProcess, thread: u32, state: u32, now: u64) {
     entry.since = now;
 }
 
-/// The current thread runs, and was not seen to come back since it left the CPU: a kernel may run no programs while some
-/// process is the current one. What it did meanwhile is not known.
+/// The current thread runs, but the programs did not see it come back since it left the CPU: a kernel may run no
+/// programs while some process is current. What the thread did meanwhile is unknown.
 #[inline(never)]
 pub fn note_unseen(entry: &mut OffCpuThread, now: u64) -> u32 {
     let unseen = now.saturating_sub(entry.since);
@@ -99,10 +102,10 @@ pub fn note_unseen(entry: &mut OffCpuThread, now: u64) -> u32 {
     0
 }
 
-/// A thread has ended: its sums are those of the process from now on.
+/// A thread has ended: its sums are added to those of the process.
 #[inline(never)]
 pub fn forget(process: u32, thread: u32, now: u64) -> u32 {
-    // One that was never seen is not there.
+    // A thread that the programs never saw has no entry.
     let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread) else { return 0 };
     // SAFETY: as in `leave`.
     let entry = unsafe { &mut *entry };
@@ -133,14 +136,14 @@ pub fn make(known: &OffCpuProcess, thread: u32) -> Option<*mut OffCpuThread> {
     Some(entry)
 }
 
-/// A point in a stratum.
+/// A random point in a stratum.
 #[inline(always)]
 fn point(threshold: u64) -> u64 {
     // SAFETY: the helper has no preconditions.
     (u64::from(unsafe { bpf_get_prandom_u32() }) * (threshold & 0xffff_ffff)) >> 32
 }
 
-/// A thread of a process that is recorded gets a CPU.
+/// A thread of a recorded process gets a CPU.
 #[inline(always)]
 fn come_back(known: &OffCpuProcess, next: *const task_struct, now: u64) {
     let thread: u32;
@@ -148,7 +151,7 @@ fn come_back(known: &OffCpuProcess, next: *const task_struct, now: u64) {
     unsafe { asm!("{0} = *(u32 *)({1} + 31234)", out(reg) thread, in(reg) next, options(nostack, readonly)) };
     let mut since = 0;
     let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread).or_else(|| {
-        // It was off the CPU since recording began, or since it was made.
+        // The thread was off the CPU since recording began, or since it was created.
         let started: u64;
         // SAFETY: as above.
         unsafe { asm!("{0} = *(u64 *)({1} + 31235)", out(reg) started, in(reg) next, options(nostack, readonly)) };
@@ -178,7 +181,7 @@ fn come_back(known: &OffCpuProcess, next: *const task_struct, now: u64) {
     }
 }
 
-/// For how many nanoseconds a wait stands; 0 if it is not taken.
+/// The nanoseconds that a wait stands for; 0 if it is not sampled.
 #[inline(always)]
 fn weight(entry: &mut OffCpuThread, wait: u64, threshold: u64) -> u64 {
     if wait >= threshold {
@@ -200,8 +203,9 @@ fn weight(entry: &mut OffCpuThread, wait: u64, threshold: u64) -> u64 {
     weight
 }
 
-/// Has the stack of a thread that was off the CPU walked before it returns to its program. Until then it may wait again, with
-/// the same stack: one of these waits is told in the place of all, each as likely as its weight.
+/// Schedules a walk of a thread's stack before the thread returns to its program. Until then, the thread may wait again
+/// with the same stack. One of these waits then stands for all of them, chosen with a probability in proportion to its
+/// weight.
 #[inline(always)]
 fn choose(entry: &mut OffCpuThread, weight: u64, next: *const task_struct) {
     let before = entry.pending;
@@ -238,10 +242,10 @@ fn choose(entry: &mut OffCpuThread, weight: u64, next: *const task_struct) {
     }
 }
 
-/// Areas that a walk tries: another thread on the same CPU may be in the middle of its own.
+/// How many working areas a walk tries: another thread on the same CPU may be in the middle of its own walk.
 const TRIES: u32 = 4;
 
-/// Walks the stack of this thread, which was off the CPU and returns to its program now.
+/// Walks the stack of this thread, which was off the CPU and now returns to its program.
 extern "C" fn walk_waiting(_map: *mut c_void, _key: *mut c_void, entry: *mut OffCpuThread) -> i64 {
     // SAFETY: the kernel passes the entry, which nobody else changes while the thread runs.
     let entry = unsafe { &mut *entry };
@@ -270,12 +274,12 @@ extern "C" fn walk_waiting(_map: *mut c_void, _key: *mut c_void, entry: *mut Off
         copy_kernel_stack(scratch, entry);
     });
     sample::stop(area, Counter::SampleTime as u32);
-    // It was put there a moment ago, and nobody else removes it.
+    // This run inserted the entry a moment ago, and nobody else removes it.
     let _ = BUSY.remove(&area);
     0
 }
 
-/// Adds the kernel's stack behind all else.
+/// Appends the kernel's stack to the payload.
 #[inline(always)]
 fn copy_kernel_stack(scratch: &mut Scratch, entry: &OffCpuThread) {
     let header = &scratch.header;
@@ -295,14 +299,14 @@ fn copy_kernel_stack(scratch: &mut Scratch, entry: &OffCpuThread) {
     }
 }
 
-/// What the kernel calls an iterator over tasks with: `struct bpf_iter__task`.
+/// The context with which the kernel calls an iterator over tasks: `struct bpf_iter__task`.
 #[repr(C)]
 pub struct TaskIteration {
     meta: *const *mut seq_file,
     task: *mut task_struct,
 }
 
-/// Tells of each thread of one process that is off the CPU where it is.
+/// Reports each thread of one process that is off the CPU, and where it waits.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task")]
 pub extern "C" fn waiting_tasks(context: *const TaskIteration) -> i32 {

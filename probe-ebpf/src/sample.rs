@@ -1,7 +1,7 @@
-//! The CPU sampler: a perf event's program, run on every tick of every thread of the target.
+//! The CPU sampler: a perf event's program that runs at every tick of every thread of the target.
 //!
-//! It copies the C stack, finds the LuaJIT C frames on it, and walks the Lua stack of each. Both loops are
-//! one state machine driven by `bpf_loop`, so the verifier checks one step of it, once.
+//! It copies the C stack, finds LuaJIT's C frames on it, and walks the Lua stack of each. Both loops are one state
+//! machine that `bpf_loop` drives, so the verifier checks a single step, once.
 
 use core::ffi::c_void;
 
@@ -39,24 +39,24 @@ use crate::scratch::{FRAME_SIZE, MachineState, PAYLOAD, Scratch};
 use crate::wakeup;
 use crate::{arch, label, pending, stack_copy, traces, turns};
 
-/// Lowest address that can hold an object: below it is never mapped (`vm.mmap_min_addr`).
+/// The lowest address that can hold an object: nothing below it is ever mapped (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 0x1_0000;
 
-/// What the next step of [`step`] does.
+/// What the next call of [`step`] does.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     /// Look for a C frame at `scan`.
     Scan = 0,
-    /// Walk on.
+    /// Walk one more frame.
     Walk = 1,
 }
 
-/// Steps a sample may take: enough for a full C stack, scanned in steps of 16 bytes, and all frames. Most of those that
-/// are left out are passed by many in a step.
+/// The steps that one sample may take: enough to scan a full C stack in steps of 16 bytes, and to walk all frames. One
+/// step skips many of the left-out frames.
 const MAX_STEPS: u32 = MAX_STACK / 16 + 2 * MAX_FRAMES + MAX_LEFT_OUT;
 
-/// The sampler of the only process of its set.
+/// The sampler of a set with only one process.
 #[perf_event]
 pub fn sample_cpu(context: PerfEventContext) -> u32 {
     let timer = Timer::start();
@@ -68,7 +68,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     0
 }
 
-/// Takes a sample of the process of this number, since a clock ticks.
+/// Takes a sample of the process with this number at a tick of the clock.
 #[inline(always)]
 pub fn sample(context: &PerfEventContext, process: u32, timer: Timer) {
     let Some(config) = CONFIG.get(process) else { return };
@@ -94,12 +94,12 @@ pub fn sample(context: &PerfEventContext, process: u32, timer: Timer) {
     crate::log::sample(context, area);
 }
 
-/// Sends the stack of an allocation that is just being made.
+/// Sends the stack of the current allocation.
 #[inline(always)]
 pub fn sample_allocation(config: &Config, size: u64) {
     // SAFETY: the helper has no preconditions.
     let area = config.cpus + unsafe { bpf_get_smp_processor_id() };
-    // Another thread may take this one's place on the CPU in the middle of the program, and allocate too.
+    // Another thread may take over the CPU in the middle of the program, and allocate too.
     if BUSY.insert(&area, &1, BPF_NOEXIST.into()).is_err() {
         count(Counter::ScratchBusy);
         return;
@@ -107,19 +107,19 @@ pub fn sample_allocation(config: &Config, size: u64) {
     let timer = Timer::start();
     take((config, 0, timer), area, (SAMPLE_ALLOCATION, size), core::ptr::null_mut(), |_| {});
     stop(area, Counter::StackTime as u32);
-    // It was put there a moment ago, and nobody else removes it.
+    // This run inserted the entry a moment ago, and nobody else removes it.
     let _ = BUSY.remove(&area);
 }
 
-/// Sends the stack of this thread, which was off the CPU and returns to its program: it stands for so many nanoseconds. `finish`
-/// adds what is known of the wait. The caller has the area to itself.
+/// Sends the stack of this thread, which was off the CPU and returns to its program. The sample stands for `weight`
+/// nanoseconds. `finish` adds what is known of the wait. The caller must own the working area.
 #[inline(always)]
 pub fn take_wait(known: (&Config, u32, Timer), area: u32, weight: u64, finish: impl FnOnce(&mut Scratch)) {
     take(known, area, (SAMPLE_WAIT, weight), core::ptr::null_mut(), finish);
 }
 
-/// Counts how long the sample in this working area took, by the counter of this number. A function of its own, and what it needs
-/// stands in the area: samples need all the stack that there is.
+/// Adds the time that the sample in this working area took to the counter with this number. This is a function of its
+/// own, and reads what it needs from the area, because samples need all of the program's stack.
 #[inline(never)]
 pub fn stop(area: u32, time: u32) -> u32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 0 };
@@ -129,10 +129,11 @@ pub fn stop(area: u32, time: u32) -> u32 {
     0
 }
 
-/// Takes a sample of the user code of this thread, in a working area of its own; and of the kernel's where it was hit,
-/// if `program` is the context of a program that may ask for it. `finish` adds what is known of it otherwise.
+/// Takes a sample of this thread's user code in a working area. If `program` is the context of a program that may ask
+/// for the kernel's stack, and the tick hit the kernel, the sample has that stack as well. `finish` adds what else is
+/// known.
 ///
-/// What differs between samples is kept in memory until it is needed: the verifier follows the walk anew for every
+/// What differs between samples stays in memory until it is needed: the verifier follows the walk again for every
 /// combination of values in registers.
 #[inline(always)]
 fn take(
@@ -146,8 +147,8 @@ fn take(
         add_of(process, Counter::NoScratch as u32, 1);
         return;
     };
-    // No reference to the area may live across `bpf_loop`, whose callback makes its own: so every phase borrows it
-    // anew.
+    // No reference to the area may live across `bpf_loop`, whose callback makes its own. So every phase borrows the
+    // area anew.
     // SAFETY: the callers make sure that nobody else uses the area.
     let borrow = || unsafe { &mut *scratch };
     borrow().machine.timer = timer;
@@ -184,7 +185,7 @@ fn take(
     send(borrow());
 }
 
-/// Notes whether the sample has hit the kernel. `program` is the context of a program of a perf event.
+/// Notes whether the tick hit the kernel. `program` is the context of a perf event's program.
 #[inline(always)]
 fn note_mode(scratch: &mut Scratch, program: *mut c_void) {
     // SAFETY: the context is valid for the whole program.
@@ -194,9 +195,9 @@ fn note_mode(scratch: &mut Scratch, program: *mut c_void) {
     unsafe { flags.write_volatile(flags.read_volatile() | u32::from(in_kernel) * SAMPLE_IN_KERNEL) };
 }
 
-/// Whether this tick is one too many: its event was attached to the thread by the agent, but the thread has
-/// inherited another from the thread that started it, whose ticks count. `thread` is its number, which events of different
-/// samplers have marked.
+/// Whether this tick is one too many. The agent attached its event to the thread, but the thread had also inherited an
+/// event from the thread that started it; only the inherited event's ticks count. `thread` is the thread's number,
+/// which each sampler marks with a bit of its own.
 #[inline(always)]
 pub fn is_duplicate(context: &PerfEventContext, thread: u32) -> bool {
     // SAFETY: the context is valid for the whole program.
@@ -205,13 +206,13 @@ pub fn is_duplicate(context: &PerfEventContext, thread: u32) -> bool {
         // SAFETY: only whether there is an entry matters.
         return unsafe { INHERITED.get(&thread) }.is_some();
     }
-    // If the map is full the oldest entry goes: at worst a thread counts twice again.
+    // If the map is full, the oldest entry goes; at worst, a thread counts twice again.
     let _ = INHERITED.insert(&thread, &1, 0);
     false
 }
 
-/// Fills in who was sampled and the registers of its user code, also where the kernel was interrupted. Where
-/// `allocators` are probed, a call of one may not have returned yet.
+/// Fills in which thread was sampled, and the registers of its user code, also if the tick hit the kernel. If
+/// `allocators` are probed, a call of an allocator may not have returned yet.
 #[inline(always)]
 fn read_registers(scratch: &mut Scratch, (allocators, process): (u32, u32), flags: u32, allocation_size: u64) -> bool {
     let Scratch { header, payload, .. } = scratch;
@@ -222,7 +223,7 @@ fn read_registers(scratch: &mut Scratch, (allocators, process): (u32, u32), flag
     header.tid = id as u32;
     header.pid = (id >> 32) as u32;
     header.process = process;
-    // They are too large for the program's stack, and nothing is in the payload yet.
+    // The registers are too large for the program's stack, so they go into the payload, which is still empty.
     let registers = payload.as_mut_ptr().cast::<pt_regs>();
     // SAFETY: plain helpers, and a task's registers may be read while it runs. The payload has room for them.
     let outcome = unsafe {
@@ -250,13 +251,13 @@ fn read_registers(scratch: &mut Scratch, (allocators, process): (u32, u32), flag
     true
 }
 
-/// Sets the state machine to where the search for Lua stacks begins.
+/// Sets the state machine to the start of the search for Lua stacks.
 #[inline(always)]
 fn prepare_walk(scratch: &mut Scratch, config: &Config) {
     let start = scratch.header.registers[reg::SP];
     scratch.machine.memo.forget();
     scratch.machine.mode = Mode::Scan as u32;
-    // C frames lie 16-byte aligned: the VM calls C functions from there.
+    // C frames are 16-byte aligned: the VM calls C functions from there.
     scratch.machine.scan = (start + 15) & !15;
     scratch.machine.guess = 0;
     if config.vms == 1
@@ -265,13 +266,13 @@ fn prepare_walk(scratch: &mut Scratch, config: &Config) {
         && cframe >= start
         && cframe < scratch.machine.stack_end
     {
-        // The usual case needs no search: this is the innermost C frame.
+        // The usual case needs no search: the VM names the innermost C frame.
         scratch.machine.guess = scratch.machine.scan;
         scratch.machine.scan = cframe;
     }
 }
 
-/// One step of the state machine: 0 to go on, 1 to stop.
+/// One step of the state machine: 0 to continue, 1 to stop.
 extern "C" fn step(_index: u64, area: *mut c_void) -> i64 {
     // SAFETY: `take` passes the number of its working area.
     let area = unsafe { *area.cast::<u32>() };
@@ -281,7 +282,7 @@ extern "C" fn step(_index: u64, area: *mut c_void) -> i64 {
     if scratch.machine.mode == Mode::Walk as u32 { walk_step(scratch) } else { scan_step(scratch, area) }
 }
 
-/// Candidates that are passed over in one step.
+/// The candidates that one step may skip.
 const PASSED_OVER: u32 = 8;
 
 /// Looks for a C frame from `scan` on, and starts to walk where one begins.
@@ -320,7 +321,8 @@ fn scan_step(scratch: &mut Scratch, area: u32) -> i64 {
     start_walk(scratch, area, (vm, index), &thread, cframe)
 }
 
-/// The coroutine that runs in the C frame at `cframe`, and the index of its VM, if there is one: both point at each other.
+/// The coroutine that runs in the C frame at `cframe`, and the index of its VM. [`None`] unless frame and coroutine
+/// point at each other.
 #[inline(always)]
 fn find_thread(scratch: &mut Scratch, config: &Config, cframe: u64) -> Option<(u32, LuaThread)> {
     let start = scratch.header.registers[reg::SP];
@@ -349,27 +351,27 @@ fn find_thread(scratch: &mut Scratch, config: &Config, cframe: u64) -> Option<(u
     (thread.is_thread && thread.global == vm.global && thread.cframe == cframe).then_some((index, thread))
 }
 
-/// Whether a C frame of this shape may begin at `head` in the copy of the stack, by what can be told without another
-/// read of the target's memory: those are what a search costs.
+/// Whether a C frame of this shape may begin at `head` in the copy of the stack. This reads nothing else of the
+/// target's memory, because such reads are what makes a search expensive.
 #[inline(always)]
 fn may_begin(shape: &CFrameShape, head: *const u8) -> bool {
-    // The verifier does not know what the agent has written there.
+    // The verifier does not know what the agent has written there, hence the masks.
     let (results, previous) = ((shape.results & RESULTS_MASK) as usize, (shape.previous & ADDRESS_MASK) as usize);
-    // Where VMs do not differ. Frames of some builds begin with the address of the one around it.
+    // Offsets that are the same in all VMs. In some builds a frame begins with the address of the frame around it.
     let is_known = if CFRAME_L_VARIES { results != 0 } else { previous != 0 };
     // SAFETY: the callers have checked that `C_FRAME_HEAD` bytes are there.
     let (results, outer) = unsafe { (head.add(results).cast::<i32>().read(), head.add(previous).cast::<u64>().read()) };
     shape.exists != 0 && (!is_known || CFrameShape::allows(results, outer))
 }
 
-/// Whether a word of what may be the C frame at `cframe` may be the address of a coroutine: one is not on the stack
-/// below. Above may lie the VM's own memory, right behind the stack of a thread.
+/// Whether a word in a possible C frame at `cframe` may be the address of a coroutine: a coroutine is not on the stack
+/// below the frame. It may be above, because the VM's own memory can directly follow a thread's stack.
 #[inline(always)]
 fn plausible(word: u64, stack: u64, cframe: u64) -> bool {
     word & 7 == 0 && word >= LOWEST_ADDRESS && word <= GC64_ADDRESS_MASK && !(word >= stack && word < cframe)
 }
 
-/// The VM of this process whose address stands at `glref`.
+/// The VM of this process whose `global_State` the word at `glref` points to.
 #[inline(always)]
 fn vm_of(process: u32, glref: u64, gc64: bool) -> u32 {
     let Ok(global) = UserMemory.read_ref(gc64, glref) else { return NO_VM };
@@ -380,7 +382,7 @@ fn vm_of(process: u32, glref: u64, gc64: bool) -> u32 {
         .unwrap_or(NO_VM)
 }
 
-/// Begins to walk the coroutine that runs in the C frame at `cframe`.
+/// Starts to walk the coroutine that runs in the C frame at `cframe`.
 #[inline(always)]
 fn start_walk(scratch: &mut Scratch, area: u32, (vm, index): (&VmConfig, u32), thread: &LuaThread, cframe: u64) -> i64 {
     let layout = &vm.layout;
@@ -405,7 +407,7 @@ fn start_walk(scratch: &mut Scratch, area: u32, (vm, index): (&VmConfig, u32), t
         else {
             return end_walk(scratch, WalkEnd::Unreadable);
         };
-        // From all ways that `find` may have gone to one state, in the eyes of the verifier.
+        // Merges all paths through `find` into one state for the verifier.
         let place = &raw mut scratch.machine.top;
         // SAFETY: a field.
         let top = unsafe {
@@ -447,14 +449,14 @@ fn walk_step(scratch: &mut Scratch) -> i64 {
     if scratch.header.left_out >= MAX_LEFT_OUT {
         return end_walk(scratch, WalkEnd::TooDeep);
     }
-    // Only of the last ones it matters what they are, and it is not known yet which these are.
+    // Only the outermost frames need their kind, and which frames those are is not known yet.
     let look = scratch.header.frame_count < INNERMOST;
     let MachineState { walk, memo, record, .. } = &mut scratch.machine;
     match walk.advance(&UserMemory, &vm.layout, (record, memo), look) {
         Ok(WalkStep::Emitted) => {
             record.vm = index as u16;
             if record.kind == RecordKind::CFrame as u8 {
-                // What runs this coroutine lies above all of its C frames.
+                // The C code that resumed this coroutine lies above all of its C frames.
                 scratch.machine.scan = (record.code & !15) + 16;
                 scratch.header.crossings += 1;
             }
@@ -465,10 +467,11 @@ fn walk_step(scratch: &mut Scratch) -> i64 {
     }
 }
 
-/// Frames that are passed by in one step.
+/// The frames that one step may skip.
 const PASSED_BY: u32 = 16;
 
-/// Passes frames by that need no reading, once others have to make room for them. False if there is none.
+/// Skips frames without reading them, once the record is full and other frames have to make room. False if it skipped
+/// none.
 #[inline(always)]
 fn pass_by(scratch: &mut Scratch, vm: &VmConfig, index: u32) -> bool {
     if scratch.header.frame_count < MAX_FRAMES {
@@ -489,8 +492,8 @@ fn pass_by(scratch: &mut Scratch, vm: &VmConfig, index: u32) -> bool {
     true
 }
 
-/// Notes how the walk of a coroutine ended, and goes on to look for the coroutine, or the VM, from whose C
-/// code it was started.
+/// Notes how the walk of a coroutine ended, and continues with the search for the coroutine, or the VM, whose C code
+/// started it.
 #[inline(always)]
 fn end_walk(scratch: &mut Scratch, end: WalkEnd) -> i64 {
     let header = &mut scratch.header;
@@ -504,7 +507,7 @@ fn end_walk(scratch: &mut Scratch, end: WalkEnd) -> i64 {
     i64::from(end == WalkEnd::TooDeep)
 }
 
-/// Keeps the frame that the walk is at: 0 to go on, 1 to stop.
+/// Stores the current frame of the walk: 0 to continue, 1 to stop.
 #[inline(always)]
 fn keep(scratch: &mut Scratch) -> i64 {
     let Scratch { header, machine, .. } = scratch;
@@ -521,7 +524,7 @@ fn keep(scratch: &mut Scratch) -> i64 {
     0
 }
 
-/// Ends a walk that has taken all steps there are, so that nothing else has ended it.
+/// Ends a walk that has used up all of its steps, so that nothing else has ended it.
 #[inline(always)]
 fn finish_walk(scratch: &mut Scratch) {
     if scratch.machine.mode == Mode::Walk as u32 {
@@ -529,7 +532,8 @@ fn finish_walk(scratch: &mut Scratch) {
     }
 }
 
-/// Finds out what the outermost frame of this number is, if the walk has only passed it by: 0 to go on, 1 to stop.
+/// Finds out the kind of the outermost frame with this number, if the walk has only skipped it: 0 to continue, 1 to
+/// stop.
 extern "C" fn look_at(index: u64, area: *mut c_void) -> i64 {
     // SAFETY: `take` passes the number of its working area.
     let area = unsafe { *area.cast::<u32>() };
@@ -548,12 +552,12 @@ extern "C" fn look_at(index: u64, area: *mut c_void) -> i64 {
     0
 }
 
-/// The place of the record with this index.
+/// The record with this index.
 #[inline(always)]
 fn record(scratch: &mut Scratch, index: u32) -> Option<*mut FrameRecord> {
     let offset = &raw mut scratch.machine.offset;
-    // Read back from memory, so that what is checked is what is added: the compiler knows more of an index than the
-    // verifier does.
+    // Read back from memory, so that the value that is checked is the value that is added: the compiler knows more
+    // about an index than the verifier does.
     // SAFETY: a field.
     let offset = unsafe {
         offset.write_volatile(scratch.machine.stack_size + index * FRAME_SIZE as u32);
@@ -566,16 +570,16 @@ fn record(scratch: &mut Scratch, index: u32) -> Option<*mut FrameRecord> {
     Some(unsafe { scratch.payload.as_mut_ptr().add(offset).cast() })
 }
 
-/// Copies the upper part of the Lua stack, where user space must find out which BASE was current.
+/// Copies the upper part of the Lua stack, if user space must find out which BASE was current.
 #[inline(always)]
 fn copy_lua_stack(scratch: &mut Scratch) {
-    // While a trace is left, its frames are put onto the stack one by one.
+    // While a trace exits, its frames are put onto the stack one by one.
     if scratch.header.flags & SAMPLE_BASE_UNCERTAIN == 0 && scratch.header.trace_exit == 0 {
         return;
     }
     let stack = scratch.header.lua_stack;
     let end = scratch.header.lua_stack_end;
-    // BASE is near L->base: three quarters of the copy lie below it.
+    // BASE is near L->base: three quarters of the copy are below it.
     let mut start = scratch.header.thread_base.saturating_sub(u64::from(MAX_LUA_COPY / 4 * 3));
     if start < stack {
         start = stack;
@@ -599,7 +603,7 @@ fn copy_lua_stack(scratch: &mut Scratch) {
     }
 }
 
-/// Adds the kernel's stack behind all else.
+/// Appends the kernel's stack to the payload.
 #[inline(always)]
 fn copy_kernel_stack(scratch: &mut Scratch, context: *mut c_void) {
     let header = &scratch.header;
@@ -612,7 +616,7 @@ fn copy_kernel_stack(scratch: &mut Scratch, context: *mut c_void) {
     scratch.header.kernel_size = kernel_stack::copy(context, place);
 }
 
-/// Hands the sample to user space.
+/// Sends the sample to user space.
 #[inline(always)]
 fn send(scratch: &mut Scratch) {
     let size = size_of::<SampleHeader>()

@@ -1,4 +1,4 @@
-//! Where samples are put together: a program's stack has no room for them.
+//! Working memory for samples: a program's stack has no room for them.
 
 use aya_ebpf::bindings::pt_regs;
 use lj_trace_common::activity::ActivityRoom;
@@ -13,13 +13,13 @@ use lj_trace_common::trace::{TraceKey, TracesPlace};
 
 use crate::clock::Timer;
 
-/// Bytes of a frame.
+/// The size of a frame's record, in bytes.
 pub const FRAME_SIZE: usize = size_of::<FrameRecord>();
-/// Bytes of what follows a sample's header.
+/// The size of what follows a sample's header, in bytes.
 pub const PAYLOAD: usize =
     MAX_STACK as usize + MAX_FRAMES as usize * FRAME_SIZE + MAX_LUA_COPY as usize + MAX_KERNEL_STACK as usize;
 
-/// A sample while it is put together.
+/// A sample that is being built.
 #[repr(C)]
 pub struct Scratch {
     pub header: SampleHeader,
@@ -28,37 +28,37 @@ pub struct Scratch {
     pub machine: MachineState,
 }
 
-/// What the machine that walks ([`crate::sample`]) is at.
+/// The state of the walker ([`crate::sample`]).
 #[repr(C)]
 pub struct MachineState {
     pub walk: Walk,
     pub memo: Memo,
-    /// The frame that the walk is at.
+    /// The current frame of the walk.
     pub record: FrameRecord,
     /// Where the walk begins.
     pub top: Top,
-    /// Since when the sample is being put together.
+    /// When building the sample began.
     pub timer: Timer,
-    /// The trace that is looked up.
+    /// The trace that is being looked up.
     pub key: TraceKey,
-    /// Address on the C stack where a C frame may begin.
+    /// The address on the C stack where a C frame may begin.
     pub scan: u64,
-    /// Where to look instead if none begins there; 0 to go on.
+    /// The address to try next if no frame begins at `scan`; 0 to continue the scan.
     pub guess: u64,
-    /// First address after the copied C stack.
+    /// The first address after the copied C stack.
     pub stack_end: u64,
     pub mode: u32,
-    /// The VM that is walked.
+    /// The VM that is being walked.
     pub vm: u32,
-    /// Bytes of the C stack in the payload.
+    /// How many bytes of the C stack are in the payload.
     pub stack_size: u32,
-    /// How many bytes of the C stack are wanted.
+    /// How many bytes of the C stack to copy.
     pub wanted: u32,
     /// See [`record`].
     pub offset: u32,
 }
 
-/// The same of a light sample ([`crate::activity`]).
+/// The same for a light sample ([`crate::activity`]).
 #[repr(C)]
 pub struct Scratchpad {
     pub kernel: pt_regs,
@@ -67,7 +67,7 @@ pub struct Scratchpad {
     pub thread: LuaThread,
 }
 
-/// The same of what is told of a thread that is off the CPU ([`crate::off_cpu`]).
+/// The same for the report of a thread that is off the CPU ([`crate::off_cpu`]).
 #[repr(C)]
 pub struct WaitingRoom {
     pub told: WaitingTask,

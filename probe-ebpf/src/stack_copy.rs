@@ -1,4 +1,4 @@
-//! The copy of the C stack: at once where it is known how far it goes, else page by page up to its limit.
+//! Copies the C stack: in one go if its end is known, else page by page up to the limit.
 
 use core::ffi::c_void;
 
@@ -13,23 +13,23 @@ use crate::maps::{SCRATCH, STACK_ENDS};
 use crate::memory::UserMemory;
 use crate::scratch::{PAYLOAD, Scratch};
 
-/// Mappings end where pages do, so a page can be read or not, as a whole.
+/// Mappings end at page boundaries, so a page is readable as a whole or not at all.
 const PAGE: u32 = 4096;
 
-/// Pages that a stack of [`MAX_STACK`] bytes may have a part of.
+/// The number of pages that a stack of [`MAX_STACK`] bytes may touch.
 pub const PAGES: u32 = MAX_STACK / PAGE + 1;
 
-/// Bytes of the C stack that may be missing in between. LuaJIT's string functions have buffers of 8 KiB on the
-/// stack (`LUAL_BUFFERSIZE`, `luaconf.h`), which may lie in pages that nothing was ever written to.
+/// How many bytes of the C stack may be missing in between. LuaJIT's string functions have buffers of 8 KiB on the
+/// stack (`LUAL_BUFFERSIZE`, `luaconf.h`), which may be in pages that nothing was ever written to.
 const MAX_HOLE: u32 = 3 * PAGE;
 
-/// What lies above the frames of the main thread's stack and belongs to its first function: the number of arguments, and
-/// the first of them.
+/// How many bytes above the frames of the main thread's stack belong to its first function: the number of arguments, and
+/// the first argument.
 const ABOVE_MAIN: u64 = 16;
 
 const _: () = assert!((MAX_STACK + PAGE) as usize <= PAYLOAD);
 
-/// Copies the C stack if it is known how far it goes; false if not, or if a part of it cannot be read: then it is to be
+/// Copies the C stack if its end is known. False if it is not, or if a part cannot be read: then the stack has to be
 /// copied page by page.
 #[inline(always)]
 pub fn at_once(scratch: &mut Scratch, config: &Config) -> bool {
@@ -41,8 +41,8 @@ pub fn at_once(scratch: &mut Scratch, config: &Config) -> bool {
         scratch.machine.wanted = config.stack_limit;
         return false;
     }
-    // Read back from memory, where the verifier knows nothing of it but what the mask says: what older ones know of a
-    // register they forget when it was on the stack meanwhile.
+    // Read back from memory, so that the verifier knows only what the mask says. Older verifiers forget what they know
+    // of a register once it has been on the stack.
     let wanted = &raw mut scratch.machine.wanted;
     // SAFETY: a field. The payload has room for `MAX_STACK` bytes, and the helper checks the source.
     let outcome = unsafe {
@@ -58,10 +58,10 @@ pub fn at_once(scratch: &mut Scratch, config: &Config) -> bool {
     true
 }
 
-/// How many bytes of the stack there are to copy from `start` on; 0 if that is not known.
+/// How many bytes of the stack to copy from `start` on; 0 if that is not known.
 #[inline(always)]
 fn known_size(scratch: &mut Scratch, config: &Config, start: u64) -> u32 {
-    // Above the main thread's first frame lie only the arguments and the environment.
+    // Above the main thread's first frame are only the arguments and the environment.
     let main = config.stack_start.wrapping_add(ABOVE_MAIN).wrapping_sub(start) & !7;
     if config.stack_start != 0 && main <= u64::from(MAX_STACK) {
         return main as u32;
@@ -77,7 +77,7 @@ fn known_size(scratch: &mut Scratch, config: &Config, start: u64) -> u32 {
     size
 }
 
-/// Copies the part of the C stack in the page of this number, counted from that of the stack pointer: 0 to go on, 1 to stop.
+/// Copies the part of the C stack in one page: `index` counts from the stack pointer's page. 0 to continue, 1 to stop.
 pub extern "C" fn next_page(index: u64, area: *mut c_void) -> i64 {
     // SAFETY: the caller passes the number of its working area.
     let area = unsafe { *area.cast::<u32>() };
@@ -93,10 +93,10 @@ pub extern "C" fn next_page(index: u64, area: *mut c_void) -> i64 {
     }
     let left = wanted - offset;
     let size = if size < left { size } else { left };
-    // The verifier does not know how often it is called.
+    // The verifier does not know how often this is called.
     let (offset, size) = (offset & (MAX_STACK - 1), ((size - 1) & (PAGE - 1)) + 1);
-    // The helper leaves zeros where it cannot read, and that is what a page holds that was never touched: part of a buffer
-    // in a C function's frame.
+    // Where the helper cannot read, it leaves zeros. That is also the content of a page that was never touched, such as
+    // a part of a buffer in a C function's frame.
     // SAFETY: the payload has room for all of the stack and another page; the helper checks the source.
     let outcome = unsafe {
         let place = scratch.payload.as_mut_ptr().add(offset as usize).cast();

@@ -1,4 +1,4 @@
-//! Traces: which one runs at a sample, and a copy of each the first time that it is seen.
+//! Traces: finds the trace that a sample hit, and copies each trace the first time it is seen.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -17,15 +17,15 @@ use crate::memory::UserMemory;
 use crate::scratch::Scratch;
 use crate::wakeup::NO_WAKEUP;
 
-/// Traces that are looked at where the state does not say which one runs. A program that throws its traces away all
-/// the time numbers them from 1 again, and never has many. Where the state never says it, all that LuaJIT has by default
-/// ([`maxtrace`]).
+/// How many traces to search if the VM's state does not name the running one. A program that flushes its traces all the
+/// time numbers them from 1 again, and never has many. If the state never names the trace: the number that LuaJIT
+/// allows by default ([`maxtrace`]).
 ///
 /// [`maxtrace`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L108-L129
 const LOOKED_AT: u32 = if STATE_NAMES_TRACE { 64 } else { 1024 };
 
-/// Notes which trace the innermost VM runs or leaves; sends it ahead of the sample if the agent does not have it. `area`
-/// is the sample's working area.
+/// Notes which trace the innermost VM runs or exits, and sends it ahead of the sample if the agent does not have it.
+/// `area` is the sample's working area.
 #[inline(never)]
 pub fn note(area: u32) -> u32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 0 };
@@ -41,12 +41,12 @@ pub fn note(area: u32) -> u32 {
     } else if STATE_NAMES_TRACE || header.trace_exit != 0 {
         header.trace_exit & 0xffff
     } else {
-        // It may be the one that ran at the last sample on this CPU.
+        // It may be the trace that ran at the last sample on this CPU.
         machine.key.identity.number
     };
     let Some(vm) = VMS.get(header.vm) else { return 0 };
     clear(traces);
-    // What could not be read stays zero.
+    // What cannot be read stays zero.
     if traces.read(&UserMemory, vm).is_ok() {
         let _ = traces.running(&UserMemory, &vm.layout, number, (&mut header.trace, &mut machine.memo.head));
     }
@@ -62,7 +62,7 @@ pub fn note(area: u32) -> u32 {
     0
 }
 
-/// Names no trace rather than one that does not run, where the state does not tell.
+/// Removes the trace from the sample if the thread is not in its machine code: better no trace than one that does not run.
 #[inline(always)]
 fn forget_other(scratch: &mut Scratch) {
     let header = &mut scratch.header;
@@ -78,8 +78,8 @@ fn is_within(header: &SampleHeader, register: usize, running: &RunningTrace) -> 
     header.registers[register].wrapping_sub(identity.mcode) < u64::from(identity.szmcode)
 }
 
-/// Whether the state tells which trace runs: not while the garbage collector works for it, and not in the first
-/// instructions of a trace that another one goes on with.
+/// Whether the state tells which trace runs. It does not while the garbage collector works for the trace, nor in the
+/// first instructions of a trace that another trace continues with.
 #[inline(always)]
 fn is_known(header: &SampleHeader) -> bool {
     if !STATE_NAMES_TRACE {
@@ -91,7 +91,7 @@ fn is_known(header: &SampleHeader) -> bool {
     identity.address != 0 && (!within(*area, *area_size) || within(identity.mcode, u64::from(identity.szmcode)))
 }
 
-/// Sends the trace of one number: 0 to go on, 1 to stop.
+/// Sends the trace with the next number: 0 to continue, 1 to stop.
 extern "C" fn look_at(index: u64, area: *mut c_void) -> i64 {
     // SAFETY: `note` passes the number of its working area.
     let area = unsafe { *area.cast::<u32>() };
@@ -116,7 +116,7 @@ extern "C" fn look_at(index: u64, area: *mut c_void) -> i64 {
     0
 }
 
-/// Sends a trace if the agent does not have it. `key` is to work in: the program's stack has no room for it.
+/// Sends a trace if the agent does not have it. `key` is working memory: the program's stack has no room for it.
 #[inline(always)]
 fn offer(running: &RunningTrace, layout: &VmLayout, (process, vm): (u32, u32), key: &mut TraceKey) {
     key.identity = running.identity;
@@ -127,14 +127,14 @@ fn offer(running: &RunningTrace, layout: &VmLayout, (process, vm): (u32, u32), k
         return;
     }
     if trace::pieces(&UserMemory, layout, running).is_ok_and(|pieces| send_all(running, vm, &pieces)) {
-        // If the map is full the oldest entry goes, and that trace is sent again.
+        // If the map is full, the oldest entry goes, and its trace will be sent again.
         let _ = TRACES.insert(key, &1, 0);
     } else {
         add_of(process, Counter::TracesLost as u32, 1);
     }
 }
 
-/// The area may be gone already without harm: the trace is what matters.
+/// Sends all pieces of a trace. The exit stubs may be gone already, which does no harm: the trace itself is what matters.
 #[inline(always)]
 fn send_all(running: &RunningTrace, vm: u32, pieces: &[Piece; PIECES]) -> bool {
     let [stubs, code, block] = pieces;
@@ -142,7 +142,7 @@ fn send_all(running: &RunningTrace, vm: u32, pieces: &[Piece; PIECES]) -> bool {
     send(running, vm, 1, code) && send(running, vm, 2, block)
 }
 
-/// Sends one piece, in a record that is large enough: the size of records must be known beforehand.
+/// Sends one piece in a record that is large enough: the size of a record must be a constant.
 #[inline(never)]
 fn send(running: &RunningTrace, vm: u32, index: u32, piece: &Piece) -> bool {
     match piece.size {

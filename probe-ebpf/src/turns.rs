@@ -1,8 +1,10 @@
-//! Turns of event loops: a thread has one from the return of its wait for events to the beginning of the next one.
+//! Turns of event loops: a thread's turn lasts from the return of its wait for events to the beginning of the next
+//! wait.
 //!
-//! Which waits are those of the event loop? All with epoll are. poll and select are used for other things as well (the
-//! resolver of the C library waits for answers with poll, and blocks the loop meanwhile): those of a thread that has used epoll
-//! are none of its loop, nor are those that are called from deeper on the stack than others, unless only these come.
+//! Which waits belong to the event loop? All waits with epoll do. poll and select have other uses as well: the C
+//! library's resolver waits for answers with poll, and blocks the loop meanwhile. So they do not count on a thread that
+//! has used epoll. Nor do they count if they are called from deeper on the stack than others, unless only such calls
+//! come.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -27,7 +29,7 @@ use crate::off_cpu::{forget, known, make, note_unseen};
 use crate::scratch::PAYLOAD;
 use crate::wakeup;
 
-/// What a system call returns within the kernel that `restart_syscall` may go on with (`-ERESTART_RESTARTBLOCK`,
+/// The kernel-internal return value of a system call that `restart_syscall` may continue (`-ERESTART_RESTARTBLOCK`,
 /// linux/errno.h).
 const RESTARTS: i64 = -516;
 
@@ -40,17 +42,17 @@ macro_rules! loop_waits {
                 call_begins($call)
             }
 
-            /// It has ended.
+            /// The wait has ended.
             #[fexit]
             pub fn $ends(context: FExitContext) -> i32 {
-                // Behind its only argument.
+                // The result comes after the function's only argument.
                 wait_ends(context.arg(1))
             }
         )*
     };
 }
 
-// Their names are in `lj_trace_common::turn::LOOP_WAITS`.
+// The names of the functions are in `lj_trace_common::turn::LOOP_WAITS`.
 loop_waits! {
     epoll_wait_begins, epoll_wait_ends, LoopCall::Epoll;
     epoll_pwait_begins, epoll_pwait_ends, LoopCall::Epoll;
@@ -62,13 +64,13 @@ loop_waits! {
     restart_syscall_begins, restart_syscall_ends, LoopCall::Restart;
 }
 
-/// Any system call begins: where the kernel allows no programs at functions.
+/// Any system call begins. Used where the kernel allows no programs at functions.
 #[btf_tracepoint(function = "sys_enter")]
 pub fn any_call_begins(context: BtfTracePointContext) -> i32 {
     call_begins(arch::loop_wait(context.arg(1)))
 }
 
-/// It has ended. Most are none that wait for events: these cost a look at their number.
+/// Any system call has ended. Most do not wait for events; for those, this only looks at the number.
 #[btf_tracepoint(function = "sys_exit")]
 pub fn any_call_ends(context: BtfTracePointContext) -> i32 {
     let registers: *const pt_regs = context.arg(0);
@@ -79,7 +81,7 @@ pub fn any_call_ends(context: BtfTracePointContext) -> i32 {
     wait_ends(context.arg(1))
 }
 
-/// A thread ends, by itself or killed: its turn does, too.
+/// A thread ends, by itself or because it is killed, and so does its turn.
 #[btf_tracepoint(function = "sched_process_exit")]
 pub fn thread_exits(_context: BtfTracePointContext) -> i32 {
     let id = bpf_get_current_pid_tgid();
@@ -90,7 +92,7 @@ pub fn thread_exits(_context: BtfTracePointContext) -> i32 {
     if entry.turn_began != 0 {
         end_turn(process, entry, id as u32, true);
     }
-    // Another thread may get its number.
+    // Another thread may get this thread's number.
     // SAFETY: the helper has no preconditions.
     forget(process.number, id as u32, unsafe { bpf_ktime_get_ns() });
     0
@@ -107,11 +109,11 @@ fn call_begins(call: LoopCall) -> i32 {
     }
 }
 
-/// The current thread begins to wait for events: that ends its turn.
+/// The current thread begins to wait for events, which ends its turn.
 #[inline(always)]
 fn wait_begins(is_epoll: bool) -> i32 {
     let id = bpf_get_current_pid_tgid();
-    // Of a process that is not looked at any more, the turns under way stay as they are.
+    // The turns of a process that is no longer recorded stay as they are.
     let Some(process) = known((id >> 32) as u32).filter(|process| process.over != 0) else { return 0 };
     let thread = id as u32;
     let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread).or_else(|| make(process, thread)) else { return 0 };
@@ -130,7 +132,7 @@ fn wait_begins(is_epoll: bool) -> i32 {
     0
 }
 
-/// The current thread goes on with a system call that was interrupted. If that was the wait of its loop, there was no turn.
+/// The current thread continues an interrupted system call. If that is the wait of its loop, there was no turn.
 #[inline(always)]
 fn wait_goes_on() -> i32 {
     let thread = bpf_get_current_pid_tgid() as u32;
@@ -144,7 +146,7 @@ fn wait_goes_on() -> i32 {
     0
 }
 
-/// The current thread has waited for events, if that was the wait of its loop: its next turn begins.
+/// The current thread has waited for events. If that was the wait of its loop, its next turn begins.
 #[inline(always)]
 fn wait_ends(result: i64) -> i32 {
     let thread = bpf_get_current_pid_tgid() as u32;
@@ -154,7 +156,7 @@ fn wait_ends(result: i64) -> i32 {
     if entry.loop_wait != IN_LOOP_WAIT {
         return 0;
     }
-    // What a signal does is decided later: it may go on, or a handler is called, and the wait is over.
+    // What a signal does is decided later: the wait may continue, or a handler is called and the wait is over.
     entry.loop_wait = if result == RESTARTS { LOOP_WAIT_INTERRUPTED } else { NO_LOOP_WAIT };
     entry.turn += 1;
     // SAFETY: the helper has no preconditions.
@@ -167,7 +169,7 @@ fn wait_ends(result: i64) -> i32 {
     0
 }
 
-/// Whether a wait with poll or select is the event loop's, by where the thread's stack is.
+/// Whether a wait with poll or select belongs to the event loop, judged by the depth of the thread's stack.
 #[inline(always)]
 fn is_of_loop(entry: &mut OffCpuThread) -> bool {
     let mut registers = MaybeUninit::<pt_regs>::uninit();
@@ -195,7 +197,7 @@ fn is_of_loop(entry: &mut OffCpuThread) -> bool {
     true
 }
 
-/// Counts a turn, and tells of it if it was too long.
+/// Counts a turn, and reports it if it was too long.
 #[inline(always)]
 fn end_turn(process: &OffCpuProcess, entry: &mut OffCpuThread, tid: u32, has_exited: bool) {
     // SAFETY: the helper has no preconditions.
@@ -241,8 +243,8 @@ fn end_turn(process: &OffCpuProcess, entry: &mut OffCpuThread, tid: u32, has_exi
     }
 }
 
-/// Adds a wait that is just over to the turn that it is in; whether its stack is of interest: it is in a turn that has lasted for
-/// so many nanoseconds.
+/// Adds a wait that has just ended to its turn. Returns whether its stack should be sampled: the turn has lasted for
+/// `after` nanoseconds.
 #[inline(always)]
 pub fn note_wait(entry: &mut OffCpuThread, wait: u64, now: u64, after: u64) -> bool {
     if entry.turn_began == 0 {
@@ -255,8 +257,8 @@ pub fn note_wait(entry: &mut OffCpuThread, wait: u64, now: u64, after: u64) -> b
     now.saturating_sub(entry.turn_began) >= after
 }
 
-/// The number of the turn that the current thread is in, if that has lasted for so many microseconds; else 0. A function of its
-/// own: samples need all the stack that there is.
+/// The number of the current thread's turn if that has lasted for `after` microseconds; else 0. This is a function of
+/// its own because samples need all of the program's stack.
 #[inline(never)]
 pub fn under_way(after: u32) -> u64 {
     let thread = bpf_get_current_pid_tgid() as u32;

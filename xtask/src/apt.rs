@@ -14,14 +14,14 @@ pub fn is_here() -> bool {
     paths::find_command("apt-get").is_some() && paths::find_command("dpkg-query").is_some()
 }
 
-/// Whether a package is installed, completely.
+/// Whether a package is installed completely.
 pub fn is_installed(package: &str) -> bool {
     let mut query = Command::new("dpkg-query");
     query.args(["-W", "-f", "${db:Status-Abbrev}", package]).stderr(Stdio::null());
     output(&mut query).is_ok_and(|status| status.starts_with("ii"))
 }
 
-/// The version of a package that could be installed, if apt knows the package at all.
+/// The installable version of a package, if apt knows the package.
 pub fn candidate(package: &str) -> Option<String> {
     let policy = output(Command::new("apt-cache").args(["policy", package]).env("LC_ALL", "C")).ok()?;
     let version = policy.lines().find_map(|line| line.trim().strip_prefix("Candidate: "))?;
@@ -34,37 +34,37 @@ pub fn names(pattern: &str) -> Vec<String> {
     found.unwrap_or_default().lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
 }
 
-/// The packages that a package depends on directly.
+/// The direct dependencies of a package.
 pub fn depends(package: &str) -> Vec<String> {
     let text = output(Command::new("apt-cache").args(["depends", package]).env("LC_ALL", "C")).unwrap_or_default();
     text.lines().filter_map(|line| line.trim().strip_prefix("Depends: ")).map(str::to_owned).collect()
 }
 
-/// Whether the lists of packages are there, and of today: older ones name versions that servers no longer have, and know
-/// nothing of newer ones.
+/// Whether the package lists exist and are less than a day old: older lists name versions that servers no longer have,
+/// and lack newer ones.
 pub fn lists_are_recent() -> bool {
-    /// It changes with each `apt-get update`, even if that finds nothing new.
+    /// Each `apt-get update` touches this folder, even without new lists.
     const TOUCHED_BY_UPDATE: &str = "/var/lib/apt/lists/partial";
     const RECENT: Duration = Duration::from_hours(24);
     let age = || std::fs::metadata(TOUCHED_BY_UPDATE).ok()?.modified().ok()?.elapsed().ok();
     age().is_some_and(|age| age < RECENT) && candidate("libc6").is_some()
 }
 
-/// Fetches the lists of packages.
+/// Fetches the package lists.
 pub fn update() -> Result<()> {
     need_root("apt-get update")?;
     run(apt_get().args(["--quiet", "--quiet", "update"]))
 }
 
-/// Installs packages, without what they merely recommend.
+/// Installs packages, without the packages that they only recommend.
 pub fn install(packages: &[String]) -> Result<()> {
     need_root(&format!("apt-get install --no-install-recommends {}", packages.join(" ")))?;
     let mut command = apt_get();
     run(command.args(["--quiet", "--quiet", "--yes", "--no-install-recommends", "install"]).args(packages))
 }
 
-/// Downloads a package and unpacks it into `folder`, without installing it: so no service is started, and
-/// packages that exclude each other can both be used.
+/// Downloads a package and unpacks it into `folder` without installing it. So no service starts, and packages that
+/// exclude each other can both be used.
 pub fn unpack(package: &str, folder: &Path) -> Result<()> {
     let beside = |what: &str| {
         let mut name = folder.as_os_str().to_owned();
@@ -78,13 +78,13 @@ pub fn unpack(package: &str, folder: &Path) -> Result<()> {
         }
     }
     std::fs::create_dir_all(&download).with_context(|| format!("cannot make {}", download.display()))?;
-    // apt would hand the download to its own unprivileged user, who may not write to this folder.
+    // apt would run the download as its own unprivileged user, who may not write to this folder.
     let mut command = apt_get();
     command.args(["--quiet", "--quiet", "-o", "APT::Sandbox::User=root", "download", package]);
     run(command.current_dir(&download))?;
     let mut files = download.read_dir()?.flatten().map(|entry| entry.path());
     let file = files.next().with_context(|| format!("apt-get download {package} left no file"))?;
-    // Under its name only once it is whole: an interrupted setup must not look like a finished one.
+    // It gets its name only once it is complete: an interrupted setup must not look finished.
     run(Command::new("dpkg").arg("-x").arg(&file).arg(&partial))?;
     std::fs::rename(&partial, folder)?;
     std::fs::remove_dir_all(&download)?;

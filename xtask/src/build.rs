@@ -1,4 +1,4 @@
-//! `cargo xtask build`: the BPF programs, then the agent with them inside.
+//! `cargo xtask build`: builds the BPF programs, then the agent that contains them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use crate::paths;
 use crate::run::run;
 use crate::toolchain::{BpfToolchain, HOST, Target, host_cargo, static_cargo};
 
-/// What tells the agent's build script where the compiled BPF programs are.
+/// The variable that names the compiled BPF programs for the agent's build script.
 pub const BPF_OBJECT: &str = "LJ_TRACE_BPF_OBJECT";
 
 /// Options of `cargo xtask build`.
@@ -26,8 +26,8 @@ pub struct Options {
     pub bpf_log: bool,
 }
 
-/// Builds lj-trace and gives the binary's path: one that needs no shared library, if it is optimized and the C library
-/// allows it. What setup installs must be there.
+/// Builds lj-trace and returns the binary's path. An optimized binary needs no shared library, if the C library can be
+/// linked statically. Everything that setup installs must be there.
 pub fn build(options: &Options) -> Result<PathBuf> {
     let programs = if options.bpf_log { BpfPrograms::Logging } else { BpfPrograms::Shipped };
     let object = build_bpf(programs, None)?;
@@ -41,7 +41,7 @@ pub fn build(options: &Options) -> Result<PathBuf> {
     match static_cargo("build")? {
         Some(mut cargo) => {
             run(cargo.args(program).arg("--release").env(BPF_OBJECT, object))?;
-            // Where everybody looks for it. A new file: the old one may be running.
+            // Copied to where everybody looks for it. As a new file, because the old one may be running.
             let new = binary.with_extension("new");
             fs::create_dir_all(paths::target().join("release"))?;
             fs::copy(built(&format!("{HOST}/release")), &new)?;
@@ -52,9 +52,9 @@ pub fn build(options: &Options) -> Result<PathBuf> {
     Ok(binary)
 }
 
-/// Builds the program that puts probes on allocators which do less than lj-trace's, for a benchmark, and gives its path.
+/// Builds, for a benchmark, the program whose probes on allocators do less than lj-trace's, and returns its path.
 ///
-/// It is an example of the crate that attaches them, with BPF programs that lj-trace does not have.
+/// It is an example of the crate that attaches probes, with BPF programs that lj-trace does not have.
 pub fn build_bare_probes() -> Result<PathBuf> {
     let object = build_bpf(BpfPrograms::Bench, None)?;
     let example = ["--package", "lj-trace-probes", "--example", "bare_probes", "--release"];
@@ -66,22 +66,22 @@ pub fn build_bare_probes() -> Result<PathBuf> {
     Ok(folder.join("release/examples/bare_probes"))
 }
 
-/// Where the object is in a folder that BPF programs are built in.
+/// The path of the object within the target folder of the BPF programs.
 const OBJECT: &str = "bpfel-unknown-none/release/lj-trace-probe";
 
-/// Which BPF programs are built.
+/// A set of BPF programs to build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BpfPrograms {
-    /// Those of lj-trace.
+    /// The programs of lj-trace.
     Shipped,
-    /// The same, which log what they do.
+    /// The same programs, with log messages.
     Logging,
-    /// The same, and what a benchmark compares with.
+    /// The same programs, and those that a benchmark compares with.
     Bench,
 }
 
 impl BpfPrograms {
-    /// Where they are built: what tests use is not to change under them.
+    /// The target folder: the programs for tests must not change while tests run.
     pub fn target(self) -> PathBuf {
         paths::target().join(if self == Self::Bench { "bpf-bench" } else { "bpf" })
     }
@@ -91,8 +91,8 @@ impl BpfPrograms {
     }
 }
 
-/// Builds BPF programs for another kind of machine, or else for this one, always optimized as the kernel's verifier wants them,
-/// and gives the object's path.
+/// Builds the BPF programs for `machine`, or else for this machine, always optimized, as the kernel's verifier
+/// requires. Returns the object's path.
 pub fn build_bpf(programs: BpfPrograms, machine: Option<Target>) -> Result<PathBuf> {
     let toolchain = BpfToolchain::find().context("no BPF toolchain: run `cargo xtask setup`")?;
     let target = machine.map_or_else(|| programs.target(), |machine| paths::target().join(machine.name()).join("bpf"));
@@ -104,14 +104,14 @@ pub fn build_bpf(programs: BpfPrograms, machine: Option<Target>) -> Result<PathB
         BpfPrograms::Bench => _ = cargo.args(["--features", "bench"]),
     }
     if machine == Some(Target::Aarch64) || machine.is_none() && std::env::consts::ARCH == "aarch64" {
-        // Their own target does not tell which machine they are for; aya's bindings want to know it, too.
+        // The BPF target does not say which processor the programs are for; aya's bindings need to know, too.
         cargo.args(["--features", "traced-aarch64"]).env("AYA_BPF_TARGET_ARCH", "aarch64");
     }
     run(&mut cargo)?;
     Ok(target.join(OBJECT))
 }
 
-/// Where lj-trace's BPF programs are once they are built.
+/// The path of lj-trace's compiled BPF programs.
 pub fn bpf_object() -> PathBuf {
     BpfPrograms::Shipped.object()
 }

@@ -1,4 +1,4 @@
-//! What the compilers say of the code: lints and documentation.
+//! Checks of the code by the compilers: lints and documentation.
 
 use anyhow::{Result, bail};
 
@@ -6,24 +6,25 @@ use crate::build;
 use crate::run::{at_leisure, output, run};
 use crate::toolchain::{BpfToolchain, host_cargo};
 
-/// Lints and documentation of everything but the BPF programs, at the lowest priority, so that tests can run meanwhile.
+/// Checks lints and documentation of everything but the BPF programs, at the lowest priority, so that tests can run
+/// meanwhile.
 ///
 /// # Errors
-/// There is something to mend: what.
+/// There are warnings or errors.
 pub fn check_at_leisure() -> Result<()> {
     output(&mut at_leisure(host_cargo("clippy")?.args(["--all-targets", "--", "-D", "warnings"])))?;
     output(&mut at_leisure(host_cargo("doc")?.arg("--no-deps").env("RUSTDOCFLAGS", "-Dwarnings")))?;
     Ok(())
 }
 
-/// Compiler warnings are errors in the BPF programs too. (The distribution's compiler comes without clippy.)
+/// Compiler warnings are errors in the BPF programs, too. (The distribution's compiler comes without clippy.)
 ///
 /// # Errors
-/// There are some, or there is no toolchain.
+/// There are warnings, or there is no toolchain.
 pub fn check_bpf() -> Result<()> {
     let Some(toolchain) = BpfToolchain::find() else { bail!("no BPF toolchain: run `cargo xtask setup`") };
     let mut cargo = toolchain.cargo("check", &build::BpfPrograms::Shipped.target())?;
-    // With those that only a benchmark has.
+    // Including the programs that only a benchmark has.
     cargo.args([
         "--release",
         "--package",

@@ -1,7 +1,7 @@
-//! The programs that people open profiles with, for the tests: Go's pprof, Chromium, speedscope, the Firefox profiler,
+//! The programs with which people open profiles, for the tests: Go's pprof, Chromium, speedscope, the Firefox profiler,
 //! DuckDB.
 //!
-//! Where one cannot be had, its tests say so and do not run: a registry that is out of reach is no fault of lj-trace.
+//! If one is not available, its tests say so and do not run: an unreachable registry is no fault of lj-trace.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,19 +12,19 @@ use crate::engines::DUCKDB;
 use crate::run::run;
 use crate::{apt, paths};
 
-/// What a command is called, and the package it is in. The names are those of `LJ_TRACE_TEST_WITHOUT`.
+/// Commands, with their packages. The names are those in `LJ_TRACE_TEST_WITHOUT`.
 const COMMANDS: [(&str, &str); 2] = [("go", "golang-go"), ("chromium", "chromium")];
-/// The packages of the npm registry, under one name.
+/// The name for all packages from the npm registry.
 const NPM: &str = "npm-packages";
-/// They are listed there, with the versions of all that they need.
+/// The lists of these packages, with the versions of all their dependencies.
 const LISTS: [&str; 2] = ["package.json", "package-lock.json"];
 
-/// The folder of the npm packages, outside of the repository.
+/// The folder of the npm packages, outside the repository.
 pub fn npm_folder() -> PathBuf {
     paths::cache().join("consumers")
 }
 
-/// The consumers that are not there.
+/// The missing consumers.
 pub fn missing() -> Vec<&'static str> {
     let commands = COMMANDS.iter().filter(|(command, _)| paths::find_command(command).is_none());
     let others = [(NPM, has_npm_packages()), (DUCKDB.name, DUCKDB.is_here())];
@@ -38,7 +38,7 @@ fn has_npm_packages() -> bool {
     npm_folder().join("node_modules").is_dir() && wanted.is_some() && read(npm_folder()) == wanted
 }
 
-/// Installs what is missing. What cannot be had is said, and done without.
+/// Installs what is missing. Reports what is not available, and continues without it.
 pub fn install() {
     for name in missing() {
         if let Err(error) = install_one(name) {
@@ -75,6 +75,6 @@ fn install_npm_packages() -> Result<()> {
     let mut npm = Command::new("npm");
     npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel", "error"]).current_dir(&partial);
     run(&mut npm)?;
-    // Under its name only once it is whole.
+    // It gets its name only once it is complete.
     std::fs::rename(&partial, &folder).with_context(|| format!("cannot make {}", folder.display()))
 }

@@ -17,10 +17,10 @@ pub struct Options {
     seconds: u32,
 }
 
-/// How many of the busiest functions are printed.
+/// How many of the busiest functions to print.
 const SHOWN: usize = 12;
 
-/// Sets up, builds, profiles `tests/lua/demo.lua` on the distribution's luajit, and shows what came out.
+/// Sets up, builds, profiles `tests/lua/demo.lua` on the distribution's luajit, and shows the result.
 pub fn demo(options: &Options) -> Result<()> {
     setup::setup()?;
     let binary = build::build(&build::Options::default())?;
@@ -54,7 +54,7 @@ pub fn demo(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Prints the Lua functions in which the time went, by their share of the samples.
+/// Prints the Lua functions that took the most time, by their share of the samples.
 fn print_busiest(folded: &Path) -> Result<()> {
     let text = std::fs::read_to_string(folded).with_context(|| format!("cannot read {}", folded.display()))?;
     let functions = busiest(&text);
@@ -69,8 +69,8 @@ fn print_busiest(folded: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The Lua functions that were running, or had called the C code that was, with their samples; busiest first.
-/// Where no Lua function is on the stack, its innermost frame stands for it.
+/// The Lua functions that were running, or had called the running C code, with their samples; busiest first. If no Lua
+/// function is on the stack, the innermost frame counts instead.
 fn busiest(folded: &str) -> Vec<(&str, u64)> {
     let mut samples = std::collections::BTreeMap::new();
     for line in folded.lines() {

@@ -1,4 +1,4 @@
-//! `cargo xtask docs`: builds the documentation as a site with mdBook, and follows every link of it.
+//! `cargo xtask docs`: builds the documentation as a site with mdBook, and follows all links in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,12 +11,12 @@ use crate::paths;
 use crate::run::run;
 use crate::toolchain::host_cargo;
 
-/// The version that the site is made for.
+/// The mdBook version that the site is made for.
 const MDBOOK_VERSION: &str = "0.5.4";
-/// Where files outside of `docs` are, to which pages lead.
+/// The folder for files from outside `docs` that pages link to.
 const FILES: &str = "files";
 
-/// Builds the site, and fails if a link in it leads nowhere.
+/// Builds the site. Fails if a link in it is dead.
 pub fn docs() -> Result<()> {
     let (source, site) = (paths::target().join("book-source"), paths::target().join("book"));
     gather(&paths::root().join("docs"), &source)?;
@@ -29,7 +29,7 @@ pub fn docs() -> Result<()> {
     Ok(())
 }
 
-/// Finds mdBook, or installs it where it survives `cargo clean`.
+/// Finds mdBook, or installs it in a place that survives `cargo clean`.
 fn mdbook() -> Result<PathBuf> {
     let folder = paths::cache().join(format!("mdbook-{MDBOOK_VERSION}"));
     let own = folder.join("bin/mdbook");
@@ -43,7 +43,7 @@ fn mdbook() -> Result<PathBuf> {
     Ok(own)
 }
 
-/// Copies the pages, and each file outside of their folder that one of them links to.
+/// Copies the pages, and each file outside their folder that a page links to.
 fn gather(pages: &Path, into: &Path) -> Result<()> {
     if into.exists() {
         fs::remove_dir_all(into).with_context(|| format!("cannot remove {}", into.display()))?;
@@ -66,8 +66,8 @@ fn gather(pages: &Path, into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A page whose links out of its folder lead to copies, and these: from where, and to where. mdBook would make pages of
-/// Markdown, which are none of the site's.
+/// A page with its links to files outside `docs` replaced by links to copies. Also returns these: from where to where.
+/// mdBook would turn Markdown files into pages, which do not belong to the site.
 fn with_own_links(text: &str) -> (String, BTreeMap<String, String>) {
     const LINK: &str = "](../";
     let mut parts = text.split(LINK);
@@ -79,7 +79,7 @@ fn with_own_links(text: &str) -> (String, BTreeMap<String, String>) {
             Some(name) => format!("{FILES}/{name}.txt"),
             None => format!("{FILES}/{link}"),
         };
-        // Anchors of a text lead nowhere.
+        // Anchors have no meaning in a copied text file.
         let rest = &part[part.find(')').unwrap_or(part.len())..];
         page.push_str(&format!("]({copy}{rest}"));
         outside.insert(format!("../{link}"), copy);
@@ -98,7 +98,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The links within the site that lead to no file, or to no place in it.
+/// The links within the site that lead to a missing file, or to a missing anchor.
 fn dead_links(site: &Path) -> Result<Vec<String>> {
     let mut anchors: BTreeMap<PathBuf, BTreeSet<String>> = BTreeMap::new();
     let mut links = Vec::new();
@@ -112,7 +112,7 @@ fn dead_links(site: &Path) -> Result<Vec<String>> {
     let mut dead = Vec::new();
     for (page, link) in links {
         let is_elsewhere = link.contains("://") || link.starts_with("data:") || link.starts_with("mailto:");
-        // The page for what is not found knows not where it is.
+        // The page for missing pages cannot know its own place.
         if is_elsewhere || page.ends_with("404.html") || link.is_empty() {
             continue;
         }
@@ -131,7 +131,7 @@ fn dead_links(site: &Path) -> Result<Vec<String>> {
     Ok(dead)
 }
 
-/// What stands in the attributes of a page that begin so.
+/// The values of a page's attributes that begin with `attribute`.
 fn values<'a>(text: &'a str, attribute: &'a str) -> impl Iterator<Item = &'a str> {
     text.split(attribute).skip(1).filter_map(|rest| rest.split('"').next())
 }

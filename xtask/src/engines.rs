@@ -1,5 +1,6 @@
-//! The engines that read what is stored, as Python packages from PyPI, each in a folder of its own: DuckDB for every test run;
-//! ClickHouse (chDB) and Spark, half a gigabyte each, for `cargo xtask engines`, which also tests the servers of `servers.rs`.
+//! Engines that read stored profiles, as Python packages from PyPI, each in a folder of its own: DuckDB for every test
+//! run; ClickHouse (chDB) and Spark, half a gigabyte each, for `cargo xtask engines`, which also tests the servers of
+//! `servers.rs`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,12 +13,12 @@ use crate::{build, lupa, paths, servers};
 
 /// An engine, by its name among the tests.
 pub struct Engine {
-    /// The package and its module.
+    /// The name of the package and of its module.
     pub name: &'static str,
     version: &'static str,
 }
 
-/// What every run of the tests reads files with.
+/// The engine that every test run reads files with.
 pub const DUCKDB: Engine = Engine { name: "duckdb", version: "2.0.1" };
 const LARGE: [Engine; 2] = [Engine { name: "chdb", version: "4.4.0" }, Engine { name: "pyspark", version: "4.3.0" }];
 
@@ -26,12 +27,12 @@ impl Engine {
         paths::cache().join("engines").join(self.name)
     }
 
-    /// Whether it is there, in the version that is tested.
+    /// Whether the tested version is installed.
     pub fn is_here(&self) -> bool {
         self.folder().join(format!("{}-{}.dist-info", self.name, self.version)).is_dir()
     }
 
-    /// Puts it into its folder.
+    /// Installs it into its folder.
     pub fn install(&self) -> Result<()> {
         if !lupa::can_be_had() {
             bail!("there is no python3 with pip");
@@ -50,7 +51,7 @@ impl Engine {
     }
 }
 
-/// An S3-compatible server, from Go's modules.
+/// An S3-compatible server, as a Go module.
 const S3: &str = "github.com/versity/versitygw/cmd/versitygw@v1.8.0";
 
 fn s3_server() -> Result<PathBuf> {
@@ -77,7 +78,7 @@ pub struct Options {
     pyroscope: Option<PathBuf>,
 }
 
-/// Has engines read what is stored, and servers take what is sent.
+/// Makes engines read stored profiles, and servers accept profiles.
 pub fn engines(options: &Options) -> Result<()> {
     if !options.sent {
         stored()?;
@@ -85,7 +86,7 @@ pub fn engines(options: &Options) -> Result<()> {
     if options.stored { Ok(()) } else { sent(options.pyroscope.as_deref()) }
 }
 
-/// Has the Collector, Parca and Pyroscope take what streams and an agent have, and asks them for it. Where there is no
+/// Sends profiles from streams and from an agent to the Collector, Parca and Pyroscope, and queries them. Without a
 /// Pyroscope, it says so.
 fn sent(pyroscope: Option<&Path>) -> Result<()> {
     pyroscope.map_or(Ok(()), servers::take_pyroscope)?;
@@ -102,7 +103,8 @@ fn sent(pyroscope: Option<&Path>) -> Result<()> {
         .env(build::BPF_OBJECT, build::bpf_object()))
 }
 
-/// Has ClickHouse and Spark read what is stored, with the queries of docs/store.md, and an S3-compatible server take it.
+/// Makes ClickHouse and Spark read stored profiles, with the queries of docs/store.md, and an S3-compatible server
+/// accept them.
 fn stored() -> Result<()> {
     for engine in LARGE.iter().chain([&DUCKDB]).filter(|engine| !engine.is_here()) {
         engine.install()?;

@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: has cargo-fuzz look for input that the readers do not survive, for as long as one likes. Every
-//! test run does so for some seconds, with damage that knows nothing of the code (`agent/tests/fuzz.rs`).
+//! `cargo xtask fuzz`: uses cargo-fuzz to search for input that breaks the readers, for any length of time. Every test
+//! run does so for some seconds, with damage that knows nothing of the code (`agent/tests/fuzz.rs`).
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::run::run;
 use crate::toolchain::host_cargo;
 use crate::{build, paths, setup};
 
-/// The version of cargo-fuzz that is built where there is none.
+/// The version of cargo-fuzz to build if there is none.
 const CARGO_FUZZ: &str = "0.13.2";
 
 /// Options of `cargo xtask fuzz`.
@@ -50,7 +50,7 @@ impl Target {
         }
     }
 
-    /// Input to begin with.
+    /// The initial inputs.
     fn first(self) -> Result<Vec<PathBuf>> {
         match self {
             Self::Stream => {
@@ -63,7 +63,7 @@ impl Target {
     }
 }
 
-/// Builds the target, and runs it until the time is over or something is found.
+/// Builds the target, and runs it until the time is over or an input breaks it.
 pub fn fuzz(options: &Options) -> Result<()> {
     setup::setup()?;
     let name = options.target.name();
@@ -87,7 +87,7 @@ pub fn fuzz(options: &Options) -> Result<()> {
     run(&mut command).with_context(|| format!("what it found is in {}", artifacts.display()))
 }
 
-/// The `cargo-fuzz` command, built if there is none.
+/// The `cargo-fuzz` command; builds it if there is none.
 fn cargo_fuzz() -> Result<PathBuf> {
     let root = paths::cache().join(format!("cargo-fuzz-{CARGO_FUZZ}"));
     let built = root.join("bin/cargo-fuzz");
@@ -99,12 +99,12 @@ fn cargo_fuzz() -> Result<PathBuf> {
     Ok(built)
 }
 
-/// Has a command that calls `cargo` get what [`host_cargo`] would call: cargo-fuzz cannot be told to pass
-/// `--ignore-rust-version`. And its flags for the compiler are those of a nightly.
+/// Makes a command that calls `cargo` call what [`host_cargo`] would call, because cargo-fuzz cannot pass on
+/// `--ignore-rust-version`. It also lets the compiler accept cargo-fuzz's flags, which are those of a nightly.
 fn as_host_cargo(command: &mut Command, folder: &Path) -> Result<()> {
     let real = host_cargo("build")?;
     let program = Path::new(real.get_program());
-    // By its whole path: its name alone would be the script's own.
+    // By its full path: the name alone would find the script itself.
     let found = if program.is_absolute() { Some(program.to_owned()) } else { paths::find_command("cargo") };
     let program = found.context("there is no cargo in PATH")?;
     let more = real.get_args().skip(1).map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");

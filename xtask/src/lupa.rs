@@ -1,4 +1,4 @@
-//! The Python package `lupa`, which has several LuaJITs inside: from PyPI, into a folder of its own.
+//! The Python package `lupa`, which contains several LuaJITs: installed from PyPI, into a folder of its own.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -17,19 +17,19 @@ fn folder() -> PathBuf {
     paths::programs().join(NAME)
 }
 
-/// Whether it is there.
+/// Whether it is installed.
 pub fn is_here() -> bool {
     folder().join("lupa/__init__.py").is_file()
 }
 
-/// Whether there is what it takes to install it: Python with pip.
+/// Whether it can be installed: that needs Python with pip.
 pub fn can_be_had() -> bool {
     let mut pip = Command::new("python3");
     let pip = pip.args(["-m", "pip", "--version"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     pip.status().is_ok_and(|status| status.success())
 }
 
-/// Puts it into its folder.
+/// Installs it into its folder.
 pub fn install() -> Result<()> {
     let partial = folder().with_extension("partial");
     if partial.exists() {

@@ -1,4 +1,4 @@
-//! `cargo xtask`: the tasks of the project, one file a command.
+//! `cargo xtask`: the tasks of the project, with one file for each command.
 
 mod aarch64;
 mod apt;

@@ -1,4 +1,4 @@
-//! `cargo xtask matrix`: tests every LuaJIT there is, and writes docs/matrix.md from the results.
+//! `cargo xtask matrix`: tests all available LuaJITs, and writes docs/matrix.md from the results.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,7 +16,7 @@ use crate::{build, paths, programs, setup, variants};
 /// The names of the tests, in the order of their columns.
 const MODES: [&str; 3] = ["sysprof", "memprof", "overhead"];
 
-/// What stands above the table.
+/// The text above the table.
 const HEAD: &str = "# Which LuaJITs are tested
 
 Written by `cargo xtask matrix` from the results of the tests in `tests/tests/matrix.rs`; never by hand. Each cell is \
@@ -57,7 +57,7 @@ pub fn matrix() -> Result<()> {
     Ok(())
 }
 
-/// Runs the test program and gives what it printed, which is also shown.
+/// Runs the test program and returns its output, which is also printed.
 fn run_tests(arguments: &[&str], binary: &std::path::Path) -> Result<String> {
     let mut cargo = host_cargo("test")?;
     cargo.args(["--package", END_TO_END, "--test", "end_to_end", "--", "matrix::", "--test-threads=1"]).args(arguments);
@@ -68,7 +68,7 @@ fn run_tests(arguments: &[&str], binary: &std::path::Path) -> Result<String> {
     for line in BufReader::new(child.stdout.take().context("standard output is not piped")?).lines() {
         let line = line?;
         println!("{line}");
-        // Its rows are modules of the file.
+        // Rows are modules of the test file.
         output.push_str(&line.replace("matrix::", ""));
         output.push('\n');
     }
@@ -86,11 +86,11 @@ struct Cell {
     title: String,
     builds: Vec<String>,
     figures: String,
-    /// What is different from what other builds show.
+    /// Differences from what other builds show.
     notes: Vec<String>,
 }
 
-/// The results by the names of the tests, from what libtest and the tests print.
+/// The results by test name, from the output of libtest and of the tests.
 fn cells(output: &str) -> BTreeMap<String, Cell> {
     let mut cells: BTreeMap<String, Cell> = BTreeMap::new();
     let mut current = None;
@@ -110,7 +110,7 @@ fn cells(output: &str) -> BTreeMap<String, Cell> {
             }
         }
     }
-    // The list at the end: elsewhere a program's standard error may stand between a test's name and its verdict.
+    // The list at the end: elsewhere, a program's standard error may separate a test's name from its verdict.
     let failed = output.rsplit_once("\nfailures:\n").map_or("", |(_, names)| names);
     let failed: Vec<&str> = failed.lines().filter_map(|line| line.strip_prefix("    ")).collect();
     for (name, cell) in &mut cells {
@@ -119,7 +119,7 @@ fn cells(output: &str) -> BTreeMap<String, Cell> {
     cells
 }
 
-/// One line of the table: title, builds, and a text for each mode.
+/// The rows of the table: title, builds, and a text for each mode.
 fn rows(cells: &BTreeMap<String, Cell>, ignored: &[&str]) -> Vec<[String; 5]> {
     let mut rows: BTreeMap<&str, [String; 5]> = BTreeMap::new();
     for (name, cell) in cells {

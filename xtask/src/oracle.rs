@@ -17,7 +17,7 @@ pub struct Options {
     arguments: Vec<String>,
 }
 
-/// Sets up, builds, and asks the oracle.
+/// Sets up, builds, and runs the oracle.
 pub fn oracle(options: &Options) -> Result<()> {
     setup::setup_for(Scope::Tests)?;
     let binary = build::build(&build::Options::default())?;
@@ -26,7 +26,7 @@ pub fn oracle(options: &Options) -> Result<()> {
     }
     let mut cargo = host_cargo("run")?;
     cargo.args(["--quiet", "--package", END_TO_END, "--bin", "oracle", "--"]).args(&options.arguments);
-    // Errors say what went wrong; where in the oracle does not matter.
+    // Errors say what went wrong; the place in the oracle does not matter.
     cargo.env("LJ_TRACE_BIN", &binary).env("RUST_LIB_BACKTRACE", "0");
     run(cargo.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(",")))
 }

@@ -8,13 +8,13 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
 }
 
-/// The folder of all that is built: `CARGO_TARGET_DIR` or `target`.
+/// The folder for everything that is built: `CARGO_TARGET_DIR` or `target`.
 pub fn target() -> PathBuf {
-    // Cargo takes a relative `CARGO_TARGET_DIR` from the folder it runs in, and the tasks run it in the root.
+    // Cargo resolves a relative `CARGO_TARGET_DIR` from its working directory, and the tasks run it in the root.
     root().join(env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
-/// The folder of the real LuaJIT programs that are unpacked rather than installed, one folder a program.
+/// The folder of the real LuaJIT programs that are unpacked, not installed; one folder for each program.
 pub fn programs() -> PathBuf {
     target().join("programs")
 }
@@ -24,8 +24,8 @@ pub fn lua() -> PathBuf {
     root().join("tests/lua")
 }
 
-/// The folder of tools that take long to build. It lies outside `target`, so that they survive `cargo clean` and
-/// serve every clone: `$XDG_CACHE_HOME/lj-trace` or `~/.cache/lj-trace` (`target/tools` where there is no home).
+/// The folder of tools that take long to build. It is outside `target`, so that they survive `cargo clean` and serve
+/// every clone: `$XDG_CACHE_HOME/lj-trace` or `~/.cache/lj-trace` (`target/tools` if there is no home).
 pub fn cache() -> PathBuf {
     let home_cache = || Some(Path::new(&env::var_os("HOME")?).join(".cache"));
     match env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home_cache) {

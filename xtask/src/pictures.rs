@@ -1,5 +1,5 @@
-//! `cargo xtask pictures`: draws the picture of the README anew: a terminal in which lj-trace finds out why a program is
-//! busy. What it shows is what lj-trace says of the shop of the guide. (`cargo xtask story` draws the flame graphs.)
+//! `cargo xtask pictures`: redraws the picture of the README: a terminal in which lj-trace finds out why a program is
+//! busy. It shows lj-trace's output for the shop of the guide. (`cargo xtask story` draws the flame graphs.)
 
 use std::env;
 use std::fmt::Write as _;
@@ -21,16 +21,16 @@ pub struct Options {
     seconds: u32,
 }
 
-/// Makes slow pages for ever.
+/// Creates slow pages for ever.
 const SHOP: &str = "local shop = require('stories.shop') while true do shop.slow() end";
-/// Lines of the picture, and characters in each.
+/// Lines of the picture, and characters in each line.
 const MOST: usize = 34;
 const COLUMNS: usize = 110;
 /// The size of a character.
 const WIDTH: f64 = 7.25;
 const HEIGHT: f64 = 17.0;
 
-/// Records the shop, and draws what is said of it.
+/// Records the shop, and draws the output.
 pub fn pictures(options: &Options) -> Result<()> {
     let binary = match env::var_os("LJ_TRACE_BIN") {
         Some(binary) => PathBuf::from(binary),
@@ -61,7 +61,7 @@ pub fn pictures(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// A terminal with these lines, those that begin with `$` as somebody has typed them.
+/// A terminal with these lines. Lines that begin with `$` look as if somebody had typed them.
 fn terminal(lines: &[String]) -> String {
     let shown = lines.len().min(MOST);
     let (width, height) = (COLUMNS as f64 * WIDTH + 32.0, (shown + 1) as f64 * HEIGHT + 40.0);

@@ -1,4 +1,4 @@
-//! The real LuaJIT programs that the demo and the tests profile, as Debian and Ubuntu package them.
+//! The real LuaJIT programs that the demo and the tests profile, from packages of Debian and Ubuntu.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,7 +14,7 @@ pub struct Program {
     pub name: &'static str,
     /// The package with the program.
     package: &'static str,
-    /// The program's file inside the package.
+    /// The program's path in the package.
     file: &'static str,
     /// Other packages to unpack beside it.
     beside: &'static [&'static str],
@@ -24,16 +24,16 @@ pub struct Program {
     pub scope: Scope,
 }
 
-/// What programs are needed for.
+/// The purpose of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
-    /// For the tests that always run, and for all that follows.
+    /// For the tests that always run, and for the matrix as well.
     Tests,
-    /// For the whole matrix.
+    /// Only for the whole matrix.
     Matrix,
 }
 
-/// The programs that are unpacked rather than installed, since their packages exclude `luajit`, or start services.
+/// Programs that are unpacked, not installed, because their packages exclude `luajit`, or start services.
 pub const UNPACKED: &[Program] = &[
     Program {
         name: "luajit2",
@@ -100,11 +100,11 @@ pub const UNPACKED: &[Program] = &[
     },
 ];
 
-/// The program that is installed: the demo's.
+/// The installed program, which the demo profiles.
 pub const LUAJIT: &str = "luajit";
 
 impl Program {
-    /// Where the program is once it is unpacked.
+    /// The path of the unpacked program.
     pub fn path(&self) -> PathBuf {
         paths::programs().join(self.package).join(self.file)
     }
@@ -119,7 +119,7 @@ impl Program {
         apt::candidate(self.package).is_some()
     }
 
-    /// Downloads and unpacks it, and installs the libraries that it still lacks.
+    /// Downloads and unpacks it, and installs the libraries that are still missing.
     pub fn unpack(&self) -> Result<()> {
         for package in self.beside {
             let folder = paths::programs().join(package);
@@ -141,12 +141,13 @@ impl Program {
     }
 }
 
-/// Whether a package has a library that programs are linked with. Not LuaJIT itself: one would remove the other.
+/// Whether a package has a library that programs are linked with. LuaJIT itself does not count: one would replace the
+/// other.
 fn is_library(package: &str) -> bool {
     (package.starts_with("lib") || package.starts_with("zlib")) && !package.contains("luajit")
 }
 
-/// Names of the programs that are not there: this system has no package of them.
+/// The names of programs that are missing, because this system has no package of them.
 pub fn missing() -> Vec<&'static str> {
     let programs = UNPACKED.iter().filter(|program| !program.is_here()).map(|program| program.name);
     programs

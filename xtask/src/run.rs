@@ -5,19 +5,19 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-/// Shows and runs a command to its end, its output going where ours goes.
+/// Prints a command and runs it to its end. Its output goes where ours goes.
 pub fn run(command: &mut Command) -> Result<()> {
     eprintln!("$ {}", shown(command));
     let status = command.stdin(Stdio::null()).status().with_context(|| format!("cannot run `{}`", shown(command)))?;
     check(command, status)
 }
 
-/// Runs a command to its end; what it printed is shown only if it fails.
+/// Runs a command to its end; prints its output only if it fails.
 pub fn run_quietly(command: &mut Command) -> Result<()> {
     output(command).map(drop)
 }
 
-/// Runs a command to its end and gives what it printed.
+/// Runs a command to its end and returns its output.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run `{}`", shown(command)))?;
     check(command, output.status).with_context(|| String::from_utf8_lossy(&output.stderr).trim().to_owned())?;
@@ -31,7 +31,7 @@ fn check(command: &Command, status: ExitStatus) -> Result<()> {
     Ok(())
 }
 
-/// The same command at the lowest priority: it takes what others leave.
+/// The same command at the lowest priority, so that it only takes CPU time that others leave.
 pub fn at_leisure(command: &Command) -> Command {
     let mut nice = Command::new("nice");
     nice.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
@@ -69,12 +69,12 @@ pub fn signal(child: &Child, signal: libc::c_int) -> Result<()> {
     Ok(())
 }
 
-/// A child that is ended when it is dropped, whatever happens in between.
+/// A child process that is killed when this is dropped, whatever happens in between.
 pub struct Guarded(pub Child);
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // It may have ended by itself: then there is nothing to end, only to collect.
+        // It may have ended by itself: then there is nothing to kill, only to reap.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,7 +1,8 @@
-//! Servers that take profiles, for the tests of what is sent to them: the OpenTelemetry Collector and Parca are built from their
-//! modules; a Pyroscope is taken as a file, since its module cannot be built from another one.
+//! Servers that accept profiles, for the tests of exports. The OpenTelemetry Collector and Parca are built from their
+//! modules; Pyroscope is taken as a file, because its module cannot be built from another module.
 //!
-//! That takes minutes, so only `cargo xtask setup --engines` does it. They are kept in the cache, for every clone.
+//! This takes minutes, so only `cargo xtask setup --engines` does it. The servers are kept in the cache, for every
+//! clone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,14 +19,14 @@ const COLLECTOR: &str = "otelcol";
 /// The version of the Collector and of its builder: the one that `tests/consumers/collector.yaml` names.
 const COLLECTOR_VERSION: &str = "0.165.0";
 
-/// Parca's server, whose module has its files for browsers too.
+/// Parca's server. Its module includes the web interface.
 const PARCA: &str = "parca";
 const PARCA_VERSION: &str = "0.28.0";
 
 /// Grafana Pyroscope.
 const PYROSCOPE: &str = "pyroscope";
 
-/// The name of each server among the tests, and where it is.
+/// The name of each server among the tests, with its path.
 fn all() -> [(&'static str, PathBuf); 3] {
     let engines = paths::cache().join("engines");
     [
@@ -35,12 +36,12 @@ fn all() -> [(&'static str, PathBuf); 3] {
     ]
 }
 
-/// Those that are not there.
+/// The servers that are missing.
 pub fn missing() -> Vec<&'static str> {
     all().into_iter().filter(|(_, program)| !program.is_file()).map(|(name, _)| name).collect()
 }
 
-/// Builds what is missing and can be built.
+/// Builds the missing servers that can be built.
 pub fn install() -> Result<()> {
     for (name, program) in all().into_iter().filter(|(name, _)| missing().contains(name)) {
         if name == PYROSCOPE {
@@ -61,7 +62,7 @@ fn build_collector(folder: &Path, program: &Path) -> Result<()> {
     run(Command::new("go").args(["install", &builder]).env("GOBIN", folder))?;
     let list = paths::root().join("tests/consumers/collector.yaml");
     run(Command::new(folder.join("builder")).arg("--config").arg(list).current_dir(folder))?;
-    // Under its name only once it is whole.
+    // It gets its name only once it is complete.
     fs::rename(folder.join("build/otelcol-profiles"), program).context("nothing was built")
 }
 
@@ -73,7 +74,7 @@ fn build_parca(folder: &Path, program: &Path) -> Result<()> {
     fs::rename(partial.join("parca"), program).context("nothing was built")
 }
 
-/// Takes a Pyroscope that somebody has built, or downloaded.
+/// Uses a Pyroscope that somebody has built or downloaded.
 pub fn take_pyroscope(file: &Path) -> Result<()> {
     let output = Command::new(file).arg("-version").output();
     let output = output.with_context(|| format!("cannot run {}", file.display()))?;

@@ -12,10 +12,10 @@ use crate::{apt, consumers, lupa, paths, servers};
 
 /// Packages with a Rust compiler, its cargo, and the sources of its library, newest kind first.
 const RUST_PACKAGES: [[&str; 3]; 2] = [["rustc-web", "cargo-web", "rust-web-src"], ["rustc", "cargo", "rust-src"]];
-/// What bpf-linker links besides LLVM.
+/// The libraries that bpf-linker links besides LLVM.
 const LINKER_PACKAGES: [&str; 3] = ["libzstd-dev", "zlib1g-dev", "libxml2-dev"];
 
-/// Installs what is missing, saying so beforehand; does nothing if nothing is.
+/// Installs what is missing, after announcing it. Does nothing if nothing is missing.
 pub fn setup() -> Result<()> {
     setup_for(Scope::Tests)
 }
@@ -38,7 +38,7 @@ pub fn with(options: &Options) -> Result<()> {
     if options.engines { servers::install() } else { Ok(()) }
 }
 
-/// Installs, beside that, what the tests open profiles with. Where some of it cannot be had, the tests go without it.
+/// Also installs the programs with which the tests open profiles. If one is not available, the tests skip it.
 pub fn setup_for_tests() -> Result<()> {
     setup()?;
     if consumers::missing().is_empty() {
@@ -51,7 +51,7 @@ pub fn setup_for_tests() -> Result<()> {
     Ok(())
 }
 
-/// Fetches the lists of packages if they are not of today. Old ones still serve where no new ones can be had.
+/// Fetches the package lists if they are older than a day. If that fails, the old ones still serve.
 fn fetch_lists() -> Result<()> {
     if apt::lists_are_recent() {
         return Ok(());
@@ -90,7 +90,7 @@ pub fn setup_for(scope: Scope) -> Result<()> {
 /// Debian's LuaJIT as a library.
 const LUAJIT_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
 
-/// What is not there.
+/// The missing parts.
 struct Missing {
     bpf_compiler: bool,
     bpf_linker: bool,
@@ -113,7 +113,7 @@ impl Missing {
             ("rpmbuild", "rpm"),
         ];
         let packages = commands.iter().filter(|(command, _)| paths::find_command(command).is_none());
-        // A host of the tests opens VMs of its own with the library.
+        // A host program of the tests creates VMs of its own with the library.
         let library = (!Path::new(LUAJIT_LIBRARY).exists()).then_some("libluajit-5.1-2");
         Self {
             bpf_compiler: BpfCompiler::find().is_none(),
@@ -128,7 +128,7 @@ impl Missing {
         !self.bpf_linker && self.packages.is_empty() && self.programs.is_empty() && !self.lupa
     }
 
-    /// Forgets the programs that this system has no package of: they can be done without.
+    /// Drops the programs that this system has no package of: they are optional.
     fn leave_out_unpackaged(&mut self) {
         let (packaged, unpackaged) = std::mem::take(&mut self.programs).into_iter().partition(|p| p.is_packaged());
         self.programs = packaged;
@@ -148,7 +148,7 @@ impl Missing {
         });
     }
 
-    /// What to do on a system without apt.
+    /// Instructions for a system without apt.
     fn by_hand(&self) -> String {
         let mut text = String::from("something is missing, and this system has no apt to install it with:\n");
         if self.bpf_compiler {
@@ -172,7 +172,7 @@ impl Missing {
     }
 }
 
-/// What is about to be done.
+/// The steps of the installation.
 struct Plan {
     packages: Vec<String>,
     linker: bool,
@@ -237,7 +237,7 @@ impl std::fmt::Display for Plan {
     }
 }
 
-/// The newest of the distribution's compilers that is new enough.
+/// The newest of the distribution's compilers that is recent enough.
 fn rust_packages() -> Result<[&'static str; 3]> {
     let release = |package: &str| apt::candidate(package)?.strip_prefix("1.")?.split('.').next()?.parse::<u32>().ok();
     let sets = RUST_PACKAGES.iter().filter_map(|set| Some((release(set[0])?, *set)));
@@ -257,7 +257,7 @@ fn llvm_of_package(package: &str) -> Option<u32> {
     depends.iter().filter(|name| name.starts_with("libstd-rust")).find_map(|name| llvm_of_package(name))
 }
 
-/// Builds bpf-linker with the LLVM that the BPF compiler has.
+/// Builds bpf-linker with the LLVM of the BPF compiler.
 fn build_bpf_linker() -> Result<()> {
     let llvm = BpfCompiler::find().context("the BPF compiler was installed, but is not found")?.llvm()?;
     let prefix = format!("/usr/lib/llvm-{llvm}");
@@ -265,7 +265,7 @@ fn build_bpf_linker() -> Result<()> {
     command.args(["install", "--quiet", "bpf-linker", "--version", toolchain::BPF_LINKER_VERSION]);
     command.args(["--no-default-features", "--features", &format!("llvm-{llvm}")]);
     command.arg("--root").arg(toolchain::own_bpf_linker(llvm)).current_dir(paths::root());
-    // llvm-sys names its variable for LLVM's first release of that major version, which is N.1.
+    // llvm-sys names its variable after LLVM's first release of that major version, which is N.1.
     command.env(format!("LLVM_SYS_{llvm}1_PREFIX"), &prefix).env("RUSTFLAGS", format!("-L {prefix}/lib"));
     run(&mut command)
 }

@@ -1,5 +1,5 @@
-//! What the tests did not test, since something is missing here. It is told at the end, and where a list of allowed skips is
-//! given, as in CI, any other one is a failure.
+//! Collects what the tests did not test because something is missing here. The list is printed at the end. If there is
+//! a list of allowed skips, as in CI, any other skip is a failure.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 
 use crate::paths;
 
-/// The variable with the file of the skips that are allowed: a line each, as it is told; `#` begins a comment.
+/// The variable with the file of allowed skips: one per line, as they are printed; `#` begins a comment.
 const ALLOWED: &str = "LJ_TRACE_ALLOWED_SKIPS";
 
 /// The skips of this run.
@@ -19,7 +19,7 @@ pub struct Skips {
 }
 
 impl Skips {
-    /// Begins to collect them.
+    /// Starts collecting.
     pub fn collect() -> Result<Self> {
         let file = paths::target().join("skips.txt");
         match fs::remove_file(&file) {
@@ -28,15 +28,15 @@ impl Skips {
         }
     }
 
-    /// Has the tests that `cargo` runs note theirs.
+    /// Makes the tests that `cargo` runs record their skips.
     pub fn told_to(&self, cargo: &mut Command) {
         cargo.env("LJ_TRACE_TEST_SKIPS", &self.file);
     }
 
-    /// Tells them.
+    /// Prints the skips.
     ///
     /// # Errors
-    /// There is one that is not allowed.
+    /// A skip is not allowed.
     pub fn verdict(&self) -> Result<()> {
         let text = match fs::read_to_string(&self.file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

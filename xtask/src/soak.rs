@@ -1,5 +1,5 @@
-//! `cargo xtask soak`: profiles for long: nginx under load, a program that makes functions and VMs all the time, or a host where
-//! processes come and go.
+//! `cargo xtask soak`: long recordings of nginx under load, of a program that creates functions and VMs all the time,
+//! or of a host where processes come and go.
 
 use anyhow::{Result, bail};
 
@@ -38,7 +38,7 @@ enum Profile {
     Windows,
 }
 
-/// Sets up, builds, and soaks; what it has found is printed.
+/// Sets up, builds, and soaks; prints the results.
 pub fn soak(options: &Options) -> Result<()> {
     setup::setup_for(Scope::Tests)?;
     let binary = build::build(&build::Options::default())?;
@@ -61,7 +61,7 @@ pub fn soak(options: &Options) -> Result<()> {
         };
         cargo.env("LJ_TRACE_SOAK_MODE", name);
     }
-    // Errors say what went wrong; where in the test does not matter.
+    // Errors say what went wrong; the place in the test does not matter.
     cargo.env("RUST_LIB_BACKTRACE", "0");
     run(cargo.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(",")))
 }

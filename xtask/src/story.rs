@@ -1,4 +1,4 @@
-//! `cargo xtask story`: tells the stories of the guide, and leaves their pictures in `target/stories`.
+//! `cargo xtask story`: runs the stories of the guide, and leaves their pictures in `target/stories`.
 
 use anyhow::{Result, bail};
 
@@ -18,7 +18,7 @@ pub struct Options {
     seconds: u32,
 }
 
-/// Sets up, builds, and tells the stories.
+/// Sets up, builds, and runs the stories.
 pub fn story(options: &Options) -> Result<()> {
     setup::setup_for(Scope::Tests)?;
     let binary = build::build(&build::Options::default())?;
@@ -28,7 +28,7 @@ pub fn story(options: &Options) -> Result<()> {
     let mut cargo = host_cargo("run")?;
     cargo.args(["--quiet", "--package", END_TO_END, "--bin", "story", "--"]).arg(paths::target().join("stories"));
     cargo.arg(options.seconds.to_string()).args(&options.names).env("LJ_TRACE_BIN", &binary);
-    // Errors say what went wrong; where in the story does not matter.
+    // Errors say what went wrong; the place in the story does not matter.
     cargo.env("RUST_LIB_BACKTRACE", "0");
     run(cargo.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(",")))
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that must hold before a change lands.
+//! `cargo xtask test`: everything that must pass before a change lands.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -29,7 +29,7 @@ pub struct Options {
     kernel: kernel::KernelOptions,
 }
 
-/// Runs the checks and tests, all of them even if one fails, and prints a verdict on each.
+/// Runs all checks and tests, even if one fails, and prints a verdict on each.
 pub fn test(options: &Options) -> Result<()> {
     if let Some(Target::Aarch64) = options.arch {
         return aarch64::test(options.filter.as_deref(), options.kernel.minutes);
@@ -38,14 +38,14 @@ pub fn test(options: &Options) -> Result<()> {
         return kernel::test(&options.kernel, kernel, options.filter.as_deref());
     }
     if let Some(package) = options.package.as_deref().filter(|package| *package != END_TO_END) {
-        // Its tests need no programs, no root and no BPF: nothing is set up, so that it takes seconds.
+        // These tests need no programs, no root and no BPF. Nothing is set up, so they take seconds.
         let mut cargo = host_cargo("test")?;
         return run(cargo.args(["--package", package]).args(&options.filter));
     }
     setup::setup_for_tests()?;
     let mut steps = Steps::default();
     let skips = Skips::collect()?;
-    // The optimized build has long stretches with work for one CPU; the tests are built beside it.
+    // The optimized build has long stretches for one CPU; the tests are built beside it.
     build::build_bpf(build::BpfPrograms::Shipped, None)?;
     let optimized = thread::spawn(|| build::build(&build::Options::default()));
     let is_whole = options.filter.is_none() && options.package.is_none();
@@ -60,7 +60,7 @@ pub fn test(options: &Options) -> Result<()> {
     let prepare = |command: &mut Command| {
         skips.told_to(command);
         command.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(","));
-        // Some of the end-to-end tests use the agent's library, with the programs.
+        // Some of the end-to-end tests use the agent's library, including the BPF programs.
         command.env(build::BPF_OBJECT, build::bpf_object());
     };
     let mut binaries = Vec::new();
@@ -80,7 +80,7 @@ pub fn test(options: &Options) -> Result<()> {
         binary = optimized.join().map_err(|_| anyhow!("it panicked"))??;
         Ok(())
     });
-    // Nothing after it means anything without it.
+    // Without a binary, all further steps are pointless.
     if binary.as_os_str().is_empty() {
         return steps.verdict();
     }
@@ -92,12 +92,12 @@ pub fn test(options: &Options) -> Result<()> {
     }
     let prepare_end_to_end = |command: &mut Command| {
         prepare(command);
-        // Their errors say what was expected; where in the tests' support it was noticed does not matter.
+        // Errors say what was expected; the place in the test support does not matter.
         command.env("RUST_LIB_BACKTRACE", "0");
         command.env("LJ_TRACE_BIN", &binary);
         command.env("LJ_TRACE_TEST_CONSUMERS", consumers::npm_folder());
     };
-    // Many tests wait most of their time: what needs nothing of them is checked meanwhile.
+    // Many tests wait most of their time. Meanwhile, run the checks that do not depend on them.
     let beside = is_whole.then(|| {
         let binary = binary.clone();
         thread::spawn(move || (dist::check(&binary), code_checks::check_at_leisure()))

@@ -1,4 +1,5 @@
-//! The tests as programs: all are built at once, so that what they share is compiled once, and each is run as it may be.
+//! The tests as programs: all are built together, so that shared code is compiled once; each is then run alone or
+//! beside others.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,8 +14,8 @@ use serde_json::Value;
 use crate::run::{at_leisure, output, run};
 use crate::toolchain::host_cargo;
 
-/// Files of end-to-end tests that have the machine to themselves: they measure time, cost, or shares between processes, want what
-/// takes time to be done by the end, or look at the whole host.
+/// Files of end-to-end tests that need the machine to themselves: they measure time, cost, or shares between processes,
+/// need something to finish within a time, or observe the whole host.
 const ALONE: [&str; 18] = [
     "attaching",
     "blockers",
@@ -36,18 +37,18 @@ const ALONE: [&str; 18] = [
     "waits",
 ];
 
-/// The same of unit tests, by crate or file.
+/// The same for unit tests, by crate or file.
 const UNIT_ALONE: [&str; 3] = ["bounds", "lj_trace_engine", "lj_trace_heap"];
 
-/// Files of end-to-end tests that wait nearly all of their time: their tests run at the same time. Those of the others run one
-/// after the other, since they measure shares of CPU time.
+/// Files of end-to-end tests that wait nearly all of their time: their tests run at the same time. The tests in other
+/// files run one after another, because they measure shares of CPU time.
 const WAITING: [&str; 1] = ["waits"];
 
-/// How many files run at a time that need not be alone. Each waits for half of its time, but the compiler has the rest: with a
-/// third one, all of it took as long.
+/// How many files to run at a time if they need not be alone. Each waits for half of its time, but the compiler uses
+/// the rest: with a third file, the whole took as long.
 const LANES: usize = 2;
 
-/// Files that take a minute or longer: they begin first, so that none of them is under way when all others have ended.
+/// Files that take a minute or longer. They start first, so that none of them runs on when all others have ended.
 const LONG: [&str; 5] = ["deep", "export_agent", "export_servers", "systemd", "truth"];
 
 /// The name of the program that has all end-to-end tests: a module for each file.
@@ -56,13 +57,13 @@ const END_TO_END: &str = "end_to_end";
 /// One file of tests, or the unit tests of one crate.
 #[derive(Clone)]
 pub struct TestBinary {
-    /// The folder of its package: where it runs.
+    /// The folder of its package, where it runs.
     folder: PathBuf,
     /// The name of the file, or of the crate.
     name: String,
     /// The program with it.
     pub program: PathBuf,
-    /// What says which of the program's tests are meant.
+    /// The arguments that select its tests.
     arguments: Vec<String>,
 }
 
@@ -80,7 +81,7 @@ impl TestBinary {
         command
     }
 
-    /// Of what cargo says about an artifact, if it is a test.
+    /// The test in a cargo message about an artifact, if it is one.
     fn of_artifact(artifact: &Value) -> Option<Self> {
         let is_test = artifact["profile"]["test"].as_bool()?;
         let folder = Path::new(artifact["manifest_path"].as_str()?).parent()?.to_owned();
@@ -88,7 +89,7 @@ impl TestBinary {
         is_test.then(|| Self { folder, name: name.to_owned(), program: program.into(), arguments: Vec::new() })
     }
 
-    /// Its tests with `filter` in their names: those of each file on their own if it has end-to-end tests.
+    /// Its tests with `filter` in their names. End-to-end tests are split by file.
     fn filtered(self, filter: Option<&str>) -> Result<Vec<Self>> {
         if !self.is_end_to_end() {
             return Ok(vec![Self { arguments: filter.map(str::to_owned).into_iter().collect(), ..self }]);
@@ -113,13 +114,13 @@ impl TestBinary {
 /// The tests that a program has, ignored ones included.
 ///
 /// # Errors
-/// It does not say.
+/// The program does not list them.
 pub fn list(program: &Path) -> Result<Vec<String>> {
     let list = output(Command::new(program).args(["--list", "--format=terse"]))?;
     Ok(list.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// Tests by the outermost of the modules that they are in.
+/// Groups tests by their outermost module.
 fn by_file<'a>(tests: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, Vec<&'a str>> {
     let mut files = BTreeMap::<_, Vec<_>>::new();
     for test in tests {
@@ -140,7 +141,7 @@ pub fn build(packages: &[String], filter: Option<&str>, prepare: impl Fn(&mut Co
     Ok(binaries)
 }
 
-/// The same by this `cargo test`, each file with all of its tests.
+/// The same with this `cargo test`; each file has all of its tests.
 ///
 /// # Errors
 /// As [`build`].
@@ -148,7 +149,7 @@ pub fn build_with(mut cargo: Command, packages: &[String], prepare: impl Fn(&mut
     cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
     cargo.args(packages.iter().flat_map(|package| ["--package", package]));
     prepare(&mut cargo);
-    // The build of lj-trace, beside it, has long stretches for one CPU, and all tests wait for it.
+    // The build of lj-trace runs beside it. It has long stretches for one CPU, and all tests wait for it.
     let mut cargo = at_leisure(&cargo);
     let built = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("cannot run cargo")?;
     if !built.status.success() {
@@ -159,7 +160,7 @@ pub fn build_with(mut cargo: Command, packages: &[String], prepare: impl Fn(&mut
     Ok(artifacts.filter_map(|artifact: Value| TestBinary::of_artifact(&artifact)).collect())
 }
 
-/// Those of the tests that may run beside others, and those that want the machine to themselves.
+/// Splits the tests into those that may run beside others and those that need the machine to themselves.
 pub fn by_company(binaries: Vec<&TestBinary>) -> (Vec<&TestBinary>, Vec<&TestBinary>) {
     binaries.into_iter().partition(|binary| {
         let alone: &[&str] = if binary.is_end_to_end() { &ALONE } else { &UNIT_ALONE };
@@ -167,10 +168,10 @@ pub fn by_company(binaries: Vec<&TestBinary>) -> (Vec<&TestBinary>, Vec<&TestBin
     })
 }
 
-/// Runs some at a time.
+/// Runs several at a time.
 ///
 /// # Errors
-/// Tests have failed: in which of them.
+/// Tests have failed; the message names their files.
 pub fn run_shared(binaries: &[&TestBinary], prepare: &(dyn Fn(&mut Command) + Sync)) -> Result<()> {
     let failed = Mutex::new(Vec::new());
     let (long, others): (Vec<&TestBinary>, Vec<&TestBinary>) =
@@ -194,7 +195,7 @@ pub fn run_shared(binaries: &[&TestBinary], prepare: &(dyn Fn(&mut Command) + Sy
     verdict(&failed.into_inner().unwrap_or_default(), binaries.len())
 }
 
-/// Runs them one after the other.
+/// Runs them one after another.
 ///
 /// # Errors
 /// As of [`run_shared`].
@@ -216,7 +217,7 @@ fn verdict(failed: &[&str], all: usize) -> Result<()> {
     bail!("{} of {all} failed: {}", failed.len(), failed.join(", "))
 }
 
-/// Runs one while others run: what it prints is shown in one piece.
+/// Runs one beside others: its output is printed in one piece.
 fn run_beside(command: &mut Command, binary: &TestBinary) -> Result<()> {
     let began = Instant::now();
     let output = command.stdin(Stdio::null()).output()?;

@@ -1,5 +1,5 @@
-//! The compilers: the one for the host, with what it takes to build aya on one older than aya asks for, and the
-//! one for BPF. Every work-around for a compiler's version is in this file.
+//! The compilers: the host's, with workarounds to build aya with a compiler that is older than aya requires, and the
+//! compiler for BPF. All workarounds for compiler versions are in this file.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,17 +12,17 @@ use crate::build::BPF_OBJECT;
 use crate::run::{output, run};
 use crate::{apt, paths};
 
-/// The version of bpf-linker that is built where none is found.
+/// The version of bpf-linker to build if none is found.
 pub const BPF_LINKER_VERSION: &str = "0.13.0";
 
 /// The first release (1.N) of the standard library with all that aya 0.16 uses.
 const AYA_NEEDS: u32 = 98;
-/// The only thing of it that earlier compilers lack: there it is a library feature behind a gate.
+/// The only part of it that earlier compilers lack; there, a feature gate enables it.
 const AYA_FEATURE: &str = "-Zcrate-attr=feature(result_option_map_or_default)";
 
 /// A `cargo SUBCOMMAND` for the host crates.
 ///
-/// On a compiler older than aya declares, it is told to build all the same.
+/// If the compiler is older than aya declares, cargo is told to build all the same.
 ///
 /// # Errors
 /// If there is no compiler, or its version cannot be read.
@@ -32,7 +32,7 @@ pub fn host_cargo(subcommand: &str) -> Result<Command> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     if compiler_release(&rustc)? < AYA_NEEDS {
         let mut flags = env::var("RUSTFLAGS").unwrap_or_default();
-        // Who has set it already may call this: twice is an error.
+        // The caller may have set it already: twice is an error.
         if !flags.contains(AYA_FEATURE) {
             flags = format!("{flags} {AYA_FEATURE}").trim_start().to_owned();
         }
@@ -41,16 +41,17 @@ pub fn host_cargo(subcommand: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// The host, as cargo names it: only with it does a static binary not make static procedural macros, which are none.
+/// The host, as cargo names it. Without an explicit target, a static build would also make the procedural macros
+/// static, which does not work.
 pub const HOST: &str = "x86_64-unknown-linux-gnu";
 
-/// A `cargo SUBCOMMAND` for a binary that needs no shared library, and so runs with any libc; [`None`] where the C
-/// library cannot be linked statically.
+/// A `cargo SUBCOMMAND` for a binary that needs no shared library, and so runs with any libc; [`None`] if the C library
+/// cannot be linked statically.
 ///
 /// # Errors
 /// As [`host_cargo`].
 pub fn static_cargo(subcommand: &str) -> Result<Option<Command>> {
-    // It prints a path if there is such a file.
+    // It prints a path if the file exists.
     let library = output(Command::new("cc").arg("-print-file-name=libc.a")).unwrap_or_default();
     if !Path::new(library.trim()).is_absolute() || env::consts::ARCH != "x86_64" {
         return Ok(None);
@@ -69,31 +70,31 @@ pub enum Target {
 }
 
 impl Target {
-    /// As the compiler calls it.
+    /// The compiler's name for it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Aarch64 => "aarch64-unknown-linux-gnu",
         }
     }
 
-    /// The C compiler for it, which links as well.
+    /// Its C compiler, which is also the linker.
     pub const fn cc(self) -> &'static str {
         match self {
             Self::Aarch64 => "aarch64-linux-gnu-gcc",
         }
     }
 
-    /// The packages with that, and with the C library.
+    /// The packages with that compiler, and with the C library.
     const fn packages(self) -> [&'static str; 2] {
         match self {
             Self::Aarch64 => ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
         }
     }
 
-    /// Installs what building for it takes: the library of the compiler in use, a C compiler.
+    /// Installs what a build for it needs: the standard library of the compiler in use, and a C compiler.
     ///
     /// # Errors
-    /// It cannot be had.
+    /// It is not available.
     pub fn install(self) -> Result<()> {
         let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
         let sysroot = output(Command::new(&rustc).args(["--print", "sysroot"]).current_dir(paths::root()))?;
@@ -109,8 +110,8 @@ impl Target {
         Ok(())
     }
 
-    /// The same for what an emulated processor runs: optimized only where most of the time is spent, since to optimize all
-    /// takes longer than it saves. Errors are those of [`host_cargo`].
+    /// The same for programs that an emulated processor runs. Only the hot parts are optimized, because optimizing
+    /// everything takes longer than it saves. Errors are those of [`host_cargo`].
     pub fn cargo_for_tests(self, subcommand: &str) -> Result<Command> {
         let mut command = self.cargo(subcommand)?;
         let optimized = HOT.iter().map(|package| format!("profile.dev.package.{package}.opt-level=2"));
@@ -119,8 +120,8 @@ impl Target {
         Ok(command)
     }
 
-    /// A `cargo SUBCOMMAND` for it, for binaries that need no shared library. The BPF programs that the user names are for this
-    /// machine: there are none inside, unless the caller names others.
+    /// A `cargo SUBCOMMAND` for this target, for binaries that need no shared library. The BPF programs in the user's
+    /// environment are for the host, so the binary contains none, unless the caller names others.
     ///
     /// # Errors
     /// As [`host_cargo`].
@@ -135,7 +136,7 @@ impl Target {
     }
 }
 
-/// The packages where most of the time is spent. `memchr` searches the files of all programs for LuaJIT's code.
+/// The packages in which most of the time is spent. `memchr` searches the files of all programs for LuaJIT's code.
 const HOT: [&str; 7] = [
     "lj-trace-common",
     "lj-trace-heap",
@@ -146,7 +147,7 @@ const HOT: [&str; 7] = [
     "memchr",
 ];
 
-/// The compiler's flags of a command.
+/// The compiler flags in a command's environment.
 fn flags(command: &Command) -> String {
     let set = |(key, value): (&std::ffi::OsStr, Option<&std::ffi::OsStr>)| {
         (key == "RUSTFLAGS").then(|| value.unwrap_or_default().to_string_lossy().into_owned())
@@ -154,7 +155,7 @@ fn flags(command: &Command) -> String {
     command.get_envs().find_map(set).or_else(|| env::var("RUSTFLAGS").ok()).unwrap_or_default()
 }
 
-/// What compiles the BPF programs: a compiler with the sources of its `core` library, and bpf-linker.
+/// The tools for the BPF programs: a compiler with the sources of its `core` library, and bpf-linker.
 pub struct BpfToolchain {
     /// The compiler.
     pub compiler: BpfCompiler,
@@ -165,14 +166,14 @@ pub struct BpfToolchain {
 /// A Rust compiler that can build `core` for BPF.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BpfCompiler {
-    /// The nightly of rustup, with its component `rust-src`: its folder.
+    /// rustup's nightly with the component `rust-src`: its folder.
     Nightly(PathBuf),
     /// The distribution's, in `/usr/bin`, with the sources of its library.
     System,
 }
 
 impl BpfToolchain {
-    /// The toolchain that is there, complete.
+    /// The installed toolchain, if it is complete.
     pub fn find() -> Option<Self> {
         let compiler = BpfCompiler::find()?;
         let linker = find_bpf_linker(&compiler)?;
@@ -192,9 +193,9 @@ impl BpfToolchain {
         command.args([subcommand, "-Zbuild-std=core", "--target", "bpfel-unknown-none", "--ignore-rust-version"]);
         command.arg("--target-dir").arg(target);
         command.env("PATH", path).env("RUSTC", self.compiler.bin().join("rustc")).env("RUSTC_BOOTSTRAP", "1");
-        // Code in pieces is longer than the verifier allows.
+        // Incremental builds split code into pieces, which makes it longer than the verifier allows.
         command.env("CARGO_INCREMENTAL", "0");
-        // What the user (or rustup, for the compiler that runs these tasks) set is meant for the host.
+        // The user (or rustup, for the compiler that runs these tasks) has set these for the host.
         for variable in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTUP_TOOLCHAIN", "RUSTC_WRAPPER", "CARGO"] {
             command.env_remove(variable);
         }
@@ -203,7 +204,7 @@ impl BpfToolchain {
 }
 
 impl BpfCompiler {
-    /// The compiler that is there: rustup's nightly before the distribution's.
+    /// The installed compiler: rustup's nightly takes precedence over the distribution's.
     pub fn find() -> Option<Self> {
         Self::nightly().or_else(Self::system)
     }
@@ -222,7 +223,7 @@ impl BpfCompiler {
 
     fn system() -> Option<Self> {
         let there = Path::new("/usr/bin/cargo").is_file() && Path::new("/usr/bin/rustc").is_file();
-        // Distributions also package compilers far too old for this project, with the same files.
+        // Distributions also package far older compilers, with the same files.
         let recent = || compiler_release("/usr/bin/rustc").is_ok_and(|release| release >= OLDEST_FOR_BPF);
         (there && has_core_sources(Path::new("/usr")) && recent()).then_some(Self::System)
     }
@@ -234,18 +235,18 @@ impl BpfCompiler {
         }
     }
 
-    /// The major version of the LLVM inside the compiler. bpf-linker's must not be older.
+    /// The major version of the compiler's LLVM. bpf-linker's LLVM must not be older.
     ///
     /// # Errors
-    /// If the compiler does not tell.
+    /// The compiler does not report it.
     pub fn llvm(&self) -> Result<u32> {
         let text = output(Command::new(self.bin().join("rustc")).arg("-vV").env_remove("RUSTUP_TOOLCHAIN"))?;
         parse_llvm(&text).with_context(|| format!("no LLVM version in `rustc -vV`: {text}"))
     }
 }
 
-/// The oldest release (1.N) of a distribution's compiler that is tried for the BPF programs (edition 2024 with
-/// `if let` chains).
+/// The oldest release (1.N) of a distribution's compiler to try for the BPF programs (edition 2024 with `if let`
+/// chains).
 pub const OLDEST_FOR_BPF: u32 = 88;
 
 /// The folder where [`BPF_LINKER_VERSION`] is installed for a compiler with this LLVM.
@@ -259,7 +260,8 @@ fn find_bpf_linker(compiler: &BpfCompiler) -> Option<PathBuf> {
     if own.join("bpf-linker").is_file() {
         return Some(own);
     }
-    // The user's was built for the user's nightly; for the distribution's compiler its LLVM might be too old.
+    // The user's bpf-linker was built for the user's nightly. Its LLVM might be too old for the distribution's
+    // compiler.
     let users = || {
         let cargo = env::var_os("CARGO_HOME").map(PathBuf::from);
         let cargo = cargo.or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cargo")));

@@ -1,4 +1,4 @@
-//! Variants of LuaJIT's build, each inside the tests' own host program (`tests/hosts/luajit-src`).
+//! Variants of LuaJIT's build, each linked into the tests' own host program (`tests/hosts/luajit-src`).
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,9 +14,9 @@ use crate::run::run;
 struct Variant {
     /// The name of the host program.
     name: &'static str,
-    /// What LuaJIT's C compiler is told.
+    /// The flags for LuaJIT's C compiler.
     cflags: &'static str,
-    /// What the host's compiler is told.
+    /// The flags for the host's Rust compiler.
     rustflags: &'static str,
     /// When it is needed.
     scope: Scope,
@@ -38,7 +38,7 @@ const VARIANTS: [Variant; 13] = [
     option("gdbjit", "-DLUAJIT_USE_GDBJIT"),
     option("no-unwind", "-DLUAJIT_NO_UNWIND"),
     Variant { name: "static", cflags: "", rustflags: "-Ctarget-feature=+crt-static", scope: Scope::Matrix },
-    // gcc's linker plugin works in GNU's linker only.
+    // gcc's linker plugin works only with GNU's linker.
     Variant {
         name: "lto",
         cflags: "-flto -ffat-lto-objects",
@@ -52,7 +52,7 @@ fn folder() -> PathBuf {
     paths::target().join("hosts")
 }
 
-/// Builds the variants that are not there yet, each in half a minute.
+/// Builds the missing variants; each takes half a minute.
 pub fn build_for(scope: Scope) -> Result<()> {
     VARIANTS.iter().filter(|variant| variant.scope <= scope).try_for_each(Variant::build)
 }

@@ -1,5 +1,5 @@
-//! What differs between processors is in folders named `arch`, and nowhere else; each of them says what a processor's module
-//! supplies; and a build for another processor says what is missing (docs/architectures.md).
+//! Code that depends on the processor is only in folders named `arch`. Each of these folders lists what a processor's
+//! module supplies, and a build for another processor says what is missing (docs/architectures.md).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,32 +8,33 @@ use std::process::Command;
 use proc_macro2::{TokenStream, TokenTree};
 use syn::{Attribute, File, ImplItem, Item, UseTree, Visibility};
 
-/// Files that name what belongs to a processor outside of these folders, and why.
+/// Files outside these folders that may use names of a processor, and why.
 const ALLOWED: [(&str, &str); 2] = [
     ("probe-ebpf/src/count.rs", "the assembler language is BPF's own: it is that of no processor"),
     ("probe-ebpf/src/off_cpu.rs", "as in count.rs"),
 ];
 
-/// Names of x86-64's registers and of what decodes its instructions, as they are written here.
+/// Names of x86-64 registers, and of the library that decodes its instructions, as they appear in this code.
 const NAMES: [&str; 20] = [
     "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "rip", "eax", "ebx", "ecx", "edx", "esi", "ebp", "esp",
     "iced_x86", "int3", "gregs", "reg_rip",
 ];
 
-/// What holds assembler code.
+/// The macros with assembler code.
 const ASSEMBLER: [&str; 3] = ["asm", "global_asm", "naked_asm"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// All Rust files of the packages below a folder, but for those of tests.
+/// All Rust files of the packages below a folder, except tests.
 fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
-            // The package of the end-to-end tests is all tests; benchmarks and examples are for those who know their machine.
+            // The package of the end-to-end tests consists of tests; the authors of benchmarks and examples know their
+            // machine.
             if !matches!(name.as_str(), "target" | "tests" | "examples" | "fuzz") && !name.starts_with('.') {
                 sources(&path, into);
             }
@@ -43,7 +44,7 @@ fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// The part of a file that is not its tests: those come last.
+/// The part of a file before its tests, which come last.
 fn without_tests(text: &str) -> &str {
     text.find("#[cfg(test)]\nmod tests {").map_or(text, |at| &text[..at])
 }
@@ -53,20 +54,20 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '!').filter(|word| !word.is_empty())
 }
 
-/// Whether a word belongs to a processor.
+/// Whether a word is a processor's.
 fn is_foreign(word: &str) -> bool {
     let name = word.to_lowercase();
     let numbered = |letter: char, numbers: std::ops::Range<u8>| {
         name.strip_prefix(letter).and_then(|number| number.parse().ok()).is_some_and(|n| numbers.contains(&n))
     };
-    // Of those of aarch64, the ones that have roles; lower numbers are names of other things, too.
+    // For aarch64, only the registers that have roles: names with lower numbers mean other things, too.
     let is_numbered = numbered('r', 8..16) || numbered('x', 19..31);
     is_numbered
         || NAMES.contains(&name.as_str())
         || ASSEMBLER.iter().any(|assembler| word.strip_suffix('!') == Some(assembler))
 }
 
-/// Lines of a text that name what belongs to a processor, with their numbers.
+/// The lines of a text that use names of a processor, with their numbers.
 fn foreign(text: &str) -> Vec<String> {
     let lines = without_tests(text).lines().enumerate();
     let found = lines.filter(|(_, line)| words(line).any(is_foreign));
@@ -117,7 +118,7 @@ fn parse(file: &Path) -> File {
     syn::parse_file(&fs::read_to_string(file).unwrap()).unwrap()
 }
 
-/// The strings among tokens.
+/// The string literals among tokens.
 fn strings(tokens: TokenStream) -> String {
     let text = |token| match token {
         TokenTree::Literal(literal) => literal.to_string(),
@@ -127,7 +128,7 @@ fn strings(tokens: TokenStream) -> String {
     tokens.into_iter().map(text).collect()
 }
 
-/// What `compile_error!` says in a file.
+/// The text of `compile_error!` in a file.
 fn error(file: &File) -> String {
     let macros = file.items.iter().filter_map(|item| match item {
         Item::Macro(item) if item.mac.path.is_ident("compile_error") => Some(strings(item.mac.tokens.clone())),
@@ -160,7 +161,7 @@ fn names_of(tree: &UseTree, into: &mut Vec<String>) {
     }
 }
 
-/// What a processor's module supplies to others: its public items, and those of a module of it.
+/// What a processor's module supplies: its public items, and those of its public modules.
 fn supplied(items: &[Item]) -> Vec<String> {
     let mut names = Vec::new();
     let is_public = |visibility: &Visibility| matches!(visibility, Visibility::Public(_));
@@ -204,7 +205,7 @@ fn each_folder_says_what_it_wants() {
         let module = of("x86_64").unwrap();
         let names = supplied(&parse(&module).items);
         if let Some(other) = of("aarch64") {
-            // Registers have names of their own; everything else is asked for by these.
+            // Registers have their own names; the rest of the code uses everything else by these names.
             let sorted = |mut names: Vec<String>| {
                 names.sort();
                 names
@@ -223,7 +224,7 @@ fn each_folder_says_what_it_wants() {
     }
 }
 
-/// What the compiler says of `common`, with these arguments.
+/// The compiler's output for `common`, with these arguments.
 fn compile_common(arguments: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
@@ -232,7 +233,7 @@ fn compile_common(arguments: &[&str]) -> String {
     String::from_utf8_lossy(&rustc.output().unwrap().stderr).into_owned()
 }
 
-/// The conditions of a file's items, with the items' own text.
+/// The `cfg` conditions of a file's items, with the items' own text.
 fn conditions(file: &File) -> Vec<(String, String)> {
     let of = |attributes: &[Attribute]| {
         let conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
@@ -246,7 +247,7 @@ fn conditions(file: &File) -> Vec<(String, String)> {
     file.items.iter().filter_map(named).collect()
 }
 
-/// Whether the processor is told by a feature, with or without which there is one: none is left to refuse.
+/// Whether a feature selects the processor. With and without the feature there is one, so no build has to be refused.
 fn is_by_feature(folder: &Path) -> bool {
     folder.ends_with("probe-ebpf/src/arch")
 }

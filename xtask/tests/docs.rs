@@ -1,5 +1,5 @@
-//! What the documents point to is there: links between them, with the headings that these name, and files of the project;
-//! the site has every page; and the page of messages has every error that users can meet.
+//! Everything that the documents refer to exists: linked documents and their headings, and files of the project. The
+//! site has every page, and the page of messages has every error that users can meet.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,7 +29,7 @@ fn all() -> Vec<(PathBuf, String)> {
     paths.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
-/// What stands between two texts, each time.
+/// All texts between `open` and `close`.
 fn between<'a>(text: &'a str, open: &str, close: &str) -> Vec<&'a str> {
     text.split(open).skip(1).filter_map(|rest| Some(rest.split_once(close)?.0)).collect()
 }
@@ -70,14 +70,14 @@ fn files_that_are_named_are_there() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
-/// The anchor of a heading, as mdBook and GitHub make it.
+/// The anchor of a heading, as mdBook and GitHub generate it.
 fn anchor(heading: &str) -> String {
     let text = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// The lines of a page that are not within blocks of code.
+/// The lines of a page outside code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut is_code = false;
     text.lines().filter(move |line| {
@@ -124,7 +124,7 @@ fn the_site_has_every_page_once() {
         let text = fs::read_to_string(docs.join(page)).unwrap();
         assert!(text.starts_with("# "), "{page} has no title");
     }
-    // From the README, the way to each page of the first chapters is one step.
+    // The README links directly to each page of the first chapters.
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     for page in ["start.md", "guide.md", "flame-graphs.md", "leaks.md", "containers.md", "messages.md", "faq.md"] {
         assert!(readme.contains(&format!("](docs/{page}")), "README.md does not lead to {page}");
@@ -132,7 +132,7 @@ fn the_site_has_every_page_once() {
     assert!(readme.lines().count() <= 120, "README.md has {} lines", readme.lines().count());
 }
 
-/// Where errors are that users can meet.
+/// The files with errors that users can meet.
 const ERRORS: [&str; 15] = [
     "crates/authorities/src/lib.rs",
     "crates/export/src/server/client.rs",
@@ -153,7 +153,7 @@ const ERRORS: [&str; 15] = [
 
 /// The texts of `#[error("...")]` in a file.
 fn messages(file: &Path) -> Vec<String> {
-    /// Collects them, wherever they are.
+    /// Collects these texts, wherever they are.
     struct Texts(Vec<String>);
 
     impl Texts {
@@ -179,7 +179,7 @@ fn messages(file: &Path) -> Vec<String> {
     texts.0
 }
 
-/// The parts of a message between what differs, without what stands around them.
+/// The fixed parts of a message, between its placeholders, without surrounding spaces.
 fn fixed_parts(message: &str) -> Vec<&str> {
     message.split(['{', '}']).step_by(2).map(str::trim).filter(|part| part.len() >= 8).collect()
 }
@@ -192,7 +192,7 @@ fn every_message_is_explained() {
     for file in ERRORS {
         for message in messages(&root().join(file)) {
             count += 1;
-            // One of the rows has a part of it, which is long enough to be of no other message.
+            // One of the rows contains a part of it that is long enough to belong to no other message.
             let is_explained = |row: &&str| {
                 let (in_row, in_message) = (fixed_parts(row), fixed_parts(&message));
                 in_row.iter().any(|part| in_message.iter().any(|text| text.contains(part)))

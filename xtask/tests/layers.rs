@@ -1,5 +1,6 @@
-//! The plan of the house holds: no cycle between the crates, none between the folders of a crate, and libraries that others
-//! can use neither print nor take arguments. The graph is drawn with `cargo test -p xtask --test layers -- --nocapture`.
+//! The architecture holds: there is no cycle between the crates, nor between the folders of a crate, and the libraries
+//! for other tools neither print nor parse arguments. `cargo test -p xtask --test layers -- --nocapture` draws the
+//! graph.
 
 mod workspace;
 
@@ -29,10 +30,10 @@ const PUBLIC: [&str; 13] = [
     "unwind",
 ];
 
-/// Which module knows which, by name.
+/// For each module, the modules that it uses, by name.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// The module that a file is, as its path below the crate.
+/// The module of a file, as its path below the crate.
 fn module_of(file: &Path, source: &Path) -> Vec<String> {
     let below = file.strip_prefix(source).unwrap().with_extension("");
     let mut module: Vec<String> = below.iter().map(|part| part.to_string_lossy().into_owned()).collect();
@@ -42,15 +43,15 @@ fn module_of(file: &Path, source: &Path) -> Vec<String> {
     module
 }
 
-/// What one file refers to.
+/// The references of one file.
 struct References {
     module: Vec<String>,
     /// Paths below the crate.
     found: Vec<Vec<String>>,
-    /// Modules of this file that only tests have, which are files of their own.
+    /// Modules of this file that exist only in tests and are files of their own.
     only_for_tests: Vec<Vec<String>>,
     macros: BTreeSet<String>,
-    /// Functions that are called by a path, by their last name.
+    /// Functions that are called by a path; their last names.
     called: BTreeSet<String>,
 }
 
@@ -152,7 +153,7 @@ impl<'ast> Visit<'ast> for References {
     }
 }
 
-/// What the files of a package refer to, without those that only tests have.
+/// The references of a package's files, without files that exist only in tests.
 fn references(source: &Path) -> Vec<References> {
     let mut files = Vec::new();
     sources(source, &mut files);
@@ -175,7 +176,7 @@ fn references(source: &Path) -> Vec<References> {
     all
 }
 
-/// Which modules right below `folder`, a module itself, refer to which of the others.
+/// For the modules directly below `folder`, itself a module: which of them use which others.
 fn graph_within(references: &[References], folder: &[String]) -> Graph {
     let below = |module: &[String]| module.strip_prefix(folder)?.first().cloned();
     let mut graph: Graph = references.iter().filter_map(|one| Some((below(&one.module)?, BTreeSet::new()))).collect();
@@ -188,7 +189,7 @@ fn graph_within(references: &[References], folder: &[String]) -> Graph {
     graph
 }
 
-/// The modules that can be reached from each.
+/// The modules that can be reached from `from`.
 fn reachable(graph: &Graph, from: &str) -> BTreeSet<String> {
     let mut reached = BTreeSet::new();
     let mut next: Vec<&str> = vec![from];
@@ -202,7 +203,7 @@ fn reachable(graph: &Graph, from: &str) -> BTreeSet<String> {
     reached
 }
 
-/// The modules that reach themselves, each with those that it is in a cycle with.
+/// The modules that reach themselves, each with the others in its cycle.
 fn cycles(graph: &Graph) -> BTreeSet<BTreeSet<String>> {
     let reached: BTreeMap<&String, BTreeSet<String>> =
         graph.keys().map(|module| (module, reachable(graph, module))).collect();
@@ -233,7 +234,7 @@ fn no_folders_form_a_cycle() {
             folders
                 .extend(fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()));
             let graph = graph_within(&references, &module_of(&folder, &source));
-            // Files may know each other within their folder, folders may not.
+            // Files in the same folder may use each other; folders may not.
             let has_folder = |cycle: &BTreeSet<String>| cycle.iter().any(|module| folder.join(module).is_dir());
             wrong.extend(cycles(&graph).into_iter().filter(has_folder).map(|cycle| (folder.clone(), cycle)));
         }
@@ -255,7 +256,7 @@ fn no_crates_form_a_cycle() {
     }
     draw("crates", &graph);
     assert_eq!(cycles(&graph), BTreeSet::new());
-    // What others can use knows neither the command line nor what attaches to processes.
+    // The libraries for other tools use neither the command line nor the code that attaches to processes.
     for library in PUBLIC {
         let known = reachable(&graph, &format!("lj-trace-{library}"));
         assert!(!known.contains("lj-trace") && !known.contains("lj-trace-probes"), "{library}: {known:?}");

@@ -1,5 +1,5 @@
-//! Facts of LuaJIT have a permanent link: whoever names one of its source files links to the lines that are meant, in
-//! one of the commits of `docs/luajit-sources.md`.
+//! Facts of LuaJIT have a permanent link: a comment that names one of its source files links to the lines in question,
+//! in one of the commits of `docs/luajit-sources.md`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 const LIST: &str = "docs/luajit-sources.md";
 
-/// The files that have links and names as examples.
+/// Files with links and names that are only examples.
 const EXAMPLES: [&str; 2] = [LIST, "xtask/tests/luajit_links.rs"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// All files below a folder with one of these endings, but for what was built.
+/// All files below a folder with one of these extensions, except build output.
 fn files(folder: &Path, endings: &[&str], into: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -30,7 +30,7 @@ fn files(folder: &Path, endings: &[&str], into: &mut Vec<PathBuf>) {
     }
 }
 
-/// The files whose comments are looked at, with those.
+/// The files whose comments are checked, with the comments.
 fn comments() -> Vec<(String, String)> {
     let mut paths = Vec::new();
     files(root(), &["rs", "c", "lua", "md"], &mut paths);
@@ -56,13 +56,13 @@ fn is_source(word: &str) -> bool {
     OTHERS.contains(&word) || word.strip_suffix(".c").or(word.strip_suffix(".h")).is_some_and(is_code)
 }
 
-/// The source files of LuaJIT that a text names, in links or otherwise.
+/// The source files of LuaJIT that a text names, in links or elsewhere.
 fn named(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.'));
     words.map(|word| word.trim_matches('.')).filter(|word| is_source(word)).collect()
 }
 
-/// The links to GitHub's files in a text, from the owner on.
+/// The links to files on GitHub in a text, beginning with the owner.
 fn links(text: &str) -> Vec<&str> {
     let is_end = |c: char| c.is_whitespace() || ")>\"`".contains(c);
     let all = text.split("https://github.com/").skip(1).map(|rest| rest.split(is_end).next().unwrap_or_default());
@@ -77,7 +77,7 @@ fn parts(link: &str) -> Option<(&str, &str, &str, &str)> {
     Some((repository, commit, path.strip_prefix("src/")?.rsplit('/').next()?, lines))
 }
 
-/// Whether a link's lines are like `L12` or `L12-L34`.
+/// Whether the lines of a link look like `L12` or `L12-L34`.
 fn is_lines(lines: &str) -> bool {
     let number = |text: &str| text.strip_prefix('L').and_then(|digits| digits.parse::<u32>().ok());
     match lines.split_once('-') {

@@ -1,5 +1,5 @@
-//! No two types that others can use have the same name: who reads `Place` or `Sample` is to know which one it is, whichever
-//! file it stands in.
+//! No two public types have the same name, so that readers of `Place` or `Sample` know which type it is, whatever the
+//! file.
 
 mod workspace;
 
@@ -11,19 +11,19 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Ident, ImplItem, Item, Visibility};
 use workspace::{is_for_tests, packages, root, sources};
 
-/// Packages that are no part of what users get.
+/// Packages that are not delivered to users.
 const TOOLS: [&str; 2] = ["tests", "xtask"];
 
-/// Files whose names are not ours.
+/// Files whose type names come from elsewhere.
 const FOREIGN: [&str; 3] = [
-    // The messages of `profile.proto`, as its documentation has them.
+    // The messages of `profile.proto`, with the names of its documentation.
     "crates/profile/src/formats/pprof/message.rs",
-    // Those of OTLP and of the push APIs, as theirs has them.
+    // The messages of OTLP and of the push APIs, with the names of their documentation.
     "crates/export/src/otlp/message.rs",
     "crates/export/src/pushed/message.rs",
 ];
 
-/// Where each type is that is public in its module.
+/// The files of each public type.
 #[derive(Default)]
 struct Types {
     file: String,
@@ -42,7 +42,7 @@ impl Types {
         self.visit_file(&syn::parse_file(text).unwrap());
     }
 
-    /// The names that several types have, and where.
+    /// The names of several types, with their files.
     fn doubled(self) -> Vec<(String, Vec<String>)> {
         self.found.into_iter().filter(|(_, files)| files.len() > 1).collect()
     }
@@ -74,11 +74,11 @@ impl<'ast> Visit<'ast> for Types {
         visit::visit_item(self, item);
     }
 
-    // What a trait's implementation calls `Item` or `Error` is the trait's.
+    // In the implementation of a trait, names such as `Item` or `Error` come from the trait.
     fn visit_impl_item(&mut self, _: &'ast ImplItem) {}
 }
 
-/// Whether a file is a module that only tests have: it stands in one, or is declared so.
+/// Whether a file is a module that exists only in tests: it is in one, or is declared so.
 fn is_test_file(path: &Path) -> bool {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     let above = path.with_file_name("mod.rs");
@@ -101,7 +101,7 @@ fn no_two_types_have_the_same_name() {
         sources(&package.join("src"), &mut files);
         for file in files {
             let name = file.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
-            // A processor's modules have the names of the others': a build has one of them.
+            // The modules for different processors share names, but a build has only one of them.
             let is_another = name.contains("/arch/aarch64");
             if !FOREIGN.contains(&name.as_str()) && !is_test_file(&file) && !is_another {
                 types.add_file(&name, &fs::read_to_string(&file).unwrap());

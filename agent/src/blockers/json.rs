@@ -1,4 +1,4 @@
-//! Long turns as JSON: one line each, or all in a report.
+//! Long turns as JSON: one line each, or all of them in a report.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{BlockersReport, time_of_day};
 
-/// A long turn of a process of this name.
+/// A long turn of a process with this name.
 pub fn blocker_line(name: &str, blocker: &Blocker) -> Value {
     let [cpu, blocked, preempted, unseen] = blocker.parts();
     let blame = blocker.blame.as_ref();
@@ -41,7 +41,7 @@ pub fn blocker_line(name: &str, blocker: &Blocker) -> Value {
     })
 }
 
-/// All that there is to say at the end.
+/// The final report.
 pub fn report_json(report: &BlockersReport) -> Value {
     let longest: Vec<Value> = report.longest().iter().map(|(name, blocker)| blocker_line(name, blocker)).collect();
     let processes = report.processes.iter().map(|own| {
@@ -72,7 +72,7 @@ pub fn report_json(report: &BlockersReport) -> Value {
     })
 }
 
-/// A frame, with its line where that is known.
+/// A frame, with its line if known.
 pub fn described(frame: &lj_trace_profile::Frame) -> String {
     match frame.current_line() {
         Some(line) => format!("{frame} line {line}"),
@@ -80,7 +80,7 @@ pub fn described(frame: &lj_trace_profile::Frame) -> String {
     }
 }
 
-/// With three digits after the point.
+/// Nanoseconds as milliseconds with three decimals.
 fn milliseconds(nanoseconds: u64) -> f64 {
     (nanoseconds as f64 / 1e3).round() / 1e3
 }

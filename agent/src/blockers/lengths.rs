@@ -1,24 +1,24 @@
-//! The histogram of turns: how many there were of which length.
+//! The histogram of turns by length.
 
 use std::fmt;
 
 use lj_trace_common::turn::{STEPS, TurnLengths, step_begins};
 
-/// The longest bar.
+/// The width of the longest bar.
 const WIDEST: u64 = 40;
 
-/// Lengths from here to there, in nanoseconds, and how many there were.
+/// A range of lengths in nanoseconds, and the number of turns in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lengths {
-    /// The shortest.
+    /// The lower bound, inclusive.
     pub from: u64,
-    /// The first that is longer.
+    /// The upper bound, exclusive.
     pub to: u64,
-    /// How many.
+    /// The number of turns.
     pub count: u64,
 }
 
-/// By powers of two, from the first to the last that there are.
+/// The histogram by powers of two, from the first to the last power that occurs.
 pub fn by_powers(lengths: &TurnLengths) -> Vec<Lengths> {
     let row = |(power, steps): (usize, &[u64])| {
         let first = power * STEPS as usize;
@@ -43,7 +43,7 @@ pub fn write_bars(f: &mut fmt::Formatter<'_>, lengths: &TurnLengths) -> fmt::Res
     Ok(())
 }
 
-/// A time in few figures.
+/// A time with few digits.
 fn short(nanoseconds: u64) -> String {
     let (size, unit) = match nanoseconds {
         0..1_000 => (1.0, "ns"),
@@ -55,7 +55,7 @@ fn short(nanoseconds: u64) -> String {
     format!("{figure:.0$} {unit}", digits(figure))
 }
 
-/// Of a figure below ten one digit after the point is shown.
+/// Numbers below ten have one decimal.
 fn digits(figure: f64) -> usize {
     usize::from(figure < 9.95)
 }

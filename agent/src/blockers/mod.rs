@@ -1,4 +1,4 @@
-//! What has blocked the event loop of a process: gathered while it runs, shown as text and as JSON.
+//! What has blocked the event loop of a process: collected during the run, shown as text and as JSON.
 
 mod json;
 mod lengths;
@@ -17,32 +17,33 @@ use lj_trace_engine::cpu::{SampleListener, about_process};
 use lj_trace_engine::resolve::Resolved;
 use lj_trace_profile::Frame;
 
-/// So many of the longest are shown.
+/// How many of the longest turns to show.
 const SHOWN: usize = 20;
 
-/// Gathers the long turns of one process.
+/// Collects the long turns of one process.
 pub struct BlockerWatch {
     pid: u32,
-    /// What people know it by.
+    /// The name by which people know it.
     pub name: String,
     gathered: Gathered,
-    /// The longest so far.
+    /// The longest turns so far.
     pub longest: Longest,
-    /// How many there were.
+    /// The number of long turns.
     pub count: u64,
-    /// How long they were together, in nanoseconds.
+    /// Their total length, in nanoseconds.
     pub time: u64,
-    /// Those that nobody has taken yet, if somebody takes them.
+    /// Turns that nobody has taken yet, if the caller takes them.
     new: Option<Vec<Blocker>>,
-    /// For how many nanoseconds a tick stands.
+    /// How many nanoseconds a tick stands for.
     tick: u64,
-    /// Whether time off the CPU is measured; else samples have to tell, which begin after so many nanoseconds of a turn.
+    /// [`None`] if time off the CPU is measured. Otherwise samples have to show it; these begin after this many
+    /// nanoseconds of a turn.
     unmeasured_after: Option<u64>,
 }
 
 impl BlockerWatch {
-    /// For a process whose clock ticks `rate` times a second. `follows` is whether somebody takes each as it ends. Where
-    /// time off the CPU is not measured, samples begin after `unmeasured_after` nanoseconds of a turn.
+    /// For a process whose clock ticks `rate` times a second. `follows` says whether the caller takes each turn as it
+    /// ends. If time off the CPU is not measured, samples begin after `unmeasured_after` nanoseconds of a turn.
     pub fn new((pid, name): (u32, String), rate: u32, follows: bool, unmeasured_after: Option<u64>) -> Self {
         Self {
             pid,
@@ -57,17 +58,17 @@ impl BlockerWatch {
         }
     }
 
-    /// Those that have come since.
+    /// The turns since the last call.
     pub fn take_new(&mut self) -> Vec<Blocker> {
         self.new.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Samples that fit no turn.
+    /// The number of samples that belong to no turn.
     pub fn lost(&self) -> u64 {
         self.gathered.lost
     }
 
-    /// A turn that was too long; or is, and has not ended.
+    /// Adds a turn that was too long, or that is already too long but has not ended.
     pub fn found(&mut self, mut turn: EndedTurn, has_ended: bool) {
         let samples = self.gathered.take(turn.tid, turn.number);
         if let Some(after) = self.unmeasured_after {
@@ -98,7 +99,7 @@ impl SampleListener for BlockerWatch {
     }
 }
 
-/// How long a turn was off the CPU, as far as ticks tell that hit it.
+/// How long a turn was off the CPU, as far as ticks that hit the turn can show.
 fn estimated_wait(turn: &EndedTurn, samples: &TurnSamples, after: u64) -> u64 {
     let sampled = turn.length().saturating_sub(after).max(1);
     let share = (samples.weight() as f64 / sampled as f64).min(1.0);

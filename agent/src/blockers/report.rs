@@ -1,4 +1,4 @@
-//! What there is to say of the event loops of some processes at the end.
+//! The final report about the event loops of some processes.
 
 use std::time::Duration;
 
@@ -12,52 +12,52 @@ use lj_trace_probes::turn_cost::TurnCost;
 pub struct ProcessTurns {
     /// Its process id.
     pub pid: u32,
-    /// What people know it by.
+    /// The name by which people know it.
     pub name: String,
-    /// How long its turns were.
+    /// The histogram of its turns.
     pub lengths: TurnLengths,
-    /// How many were too long.
+    /// How many turns were too long.
     pub count: u64,
-    /// How long these were together, in nanoseconds.
+    /// The total length of these, in nanoseconds.
     pub time: u64,
     /// The longest of them.
     pub longest: Vec<Blocker>,
-    /// What was lost, by reason.
+    /// Losses, by reason.
     pub lost: Vec<(&'static str, u64)>,
-    /// What ticks, samples and walks of stacks have cost.
+    /// The cost of ticks, samples and stack walks.
     pub sampling: Cost,
-    /// What each of its turns has cost, and each system call of the machine.
+    /// The cost of each of its turns, and of each system call on the machine.
     pub turn_cost: TurnCost,
 }
 
-/// All of them.
+/// The turns of all processes.
 #[derive(Clone, Debug)]
 pub struct BlockersReport {
-    /// Each process.
+    /// The processes.
     pub processes: Vec<ProcessTurns>,
     /// How long they were watched.
     pub duration: Duration,
-    /// A turn that is not shorter is too long, in nanoseconds.
+    /// The length from which a turn is too long, in nanoseconds.
     pub over: u64,
-    /// Why time off the CPU was not measured, if it was not.
+    /// Why time off the CPU was not measured.
     pub unmeasured: Option<String>,
 }
 
 impl ProcessTurns {
-    /// How many turns there were.
+    /// The number of turns.
     pub fn turns(&self) -> u64 {
         self.lengths.turns.iter().sum()
     }
 
-    /// What it has cost the process, in seconds of CPU time. What system calls and switches of threads cost is not in it: how
-    /// many there are on the machine is not counted.
+    /// What watching has cost the process, in seconds of CPU time. The cost of system calls and context switches is not
+    /// included, because their number on the whole machine is not counted.
     pub fn cost(&self) -> f64 {
         self.sampling.seconds + self.turns() as f64 * self.turn_cost.turn
     }
 }
 
 impl BlockersReport {
-    /// The longest of all processes, with their names.
+    /// The longest turns of all processes, with the processes' names.
     pub fn longest(&self) -> Vec<(&str, &Blocker)> {
         let mut all: Vec<(&str, &Blocker)> = Vec::new();
         for process in &self.processes {

@@ -11,10 +11,10 @@ use lj_trace_text::untrusted::Untrusted;
 use super::lengths::write_bars;
 use super::{BlockersReport, ProcessTurns, time_of_day};
 
-/// So many callers of a function are shown.
+/// How many callers of a function to show.
 const CALLERS: usize = 3;
 
-/// An entry with this share of a turn is as good as all of it.
+/// An entry with at least this share of a turn counts as all of it.
 const ALL: f64 = 0.95;
 
 impl fmt::Display for BlockersReport {
@@ -160,7 +160,7 @@ fn write_blocker(f: &mut fmt::Formatter<'_>, place: usize, blocker: &Blocker, na
     writeln!(f, "  ({})", counted(blocker.samples, "sample"))
 }
 
-/// A function, and where it is.
+/// A function with its place.
 fn located(function: &Frame, line: Option<u32>) -> String {
     match (function, line) {
         (Frame::Lua { name, chunk, .. }, Some(line)) => match name {

@@ -1,4 +1,4 @@
-//! `lj-trace doctor`: what works here, and how to get what does not.
+//! `lj-trace doctor`: shows what works here, and how to get the rest working.
 
 use std::time::Duration;
 

@@ -9,7 +9,7 @@ use clap::{CommandFactory as _, Parser as _};
 
 use super::{Cli, with_default_command, wrong};
 
-/// The command lines of `lj-trace` in a text: in blocks and spans of code, and among the examples of the help.
+/// The `lj-trace` command lines in a text: in code blocks, in code spans, and in the examples of the help.
 fn commands(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut is_code = false;
@@ -21,13 +21,13 @@ fn commands(text: &str) -> Vec<String> {
     found
 }
 
-/// The words of a line behind `lj-trace`, without what is no part of the command: a prompt, a comment, a pipe.
+/// The words after `lj-trace` in a line, without a prompt, a comment, or a pipe.
 fn command(line: &str) -> Option<String> {
     let line = line.trim_start().trim_start_matches("$ ").trim_start_matches("sudo ");
     let words = line.strip_prefix("lj-trace ")?;
     let end = ["  ", " | ", " > ", " #", " &"].iter().filter_map(|mark| words.find(mark)).min().unwrap_or(words.len());
     let words = words[..end].replace("$(cat /run/nginx.pid)", "7").replace("[--pid N]", "--pid N");
-    // What stands for any command, or for the rest of one, is none.
+    // Placeholders for any command, or for the rest of a command, are not complete commands.
     let is_whole =
         !words.contains("...") && !words.contains("COMMAND") && !words.contains("SHELL") && !words.is_empty();
     is_whole.then(|| words.split(' ').map(|word| if word == "N" { "7" } else { word }).collect::<Vec<_>>().join(" "))
@@ -38,7 +38,7 @@ fn refusal(words: &str) -> Option<String> {
     let all = ["lj-trace"].into_iter().chain(words.split(' ')).map(OsString::from);
     let error = Cli::try_parse_from(with_default_command(all)).err()?;
     let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-    // A name alone, such as `lj-trace report`, speaks of the command.
+    // A name alone, such as `lj-trace report`, only refers to the command.
     let is_name = !words.contains(' ') && Cli::command().find_subcommand(words).is_some();
     (!is_help && !is_name).then(|| wrong::one_line(&error, words.split(' ').next()))
 }

@@ -58,9 +58,9 @@ pub fn run(args: &DumpArgs) -> Result<(), CommandError> {
     super::print(&dumped, args.json)
 }
 
-/// Decides what the layouts of VMs leave open until there are traces, as far as there are any.
+/// Settles the parts of the VMs' layouts that remain open until there are traces, as far as there are any.
 fn decide(process: &Process, vms: &mut [Vm]) {
-    /// VMs of one process are mostly of one build: what is decided of one holds for the others.
+    /// The VMs of a process mostly come from one build: what one VM settles holds for the others.
     const TRIES: usize = 8;
     for _ in 0..TRIES {
         let open = vms.iter().filter(|vm| vm.leaves_traces_open());

@@ -96,7 +96,7 @@ pub fn run(args: &HeapArgs) -> Result<(), CommandError> {
     if args.force {
         allow_replacing();
     }
-    // Before the process is looked at, and perhaps stopped.
+    // Checked before the process is read, and perhaps stopped.
     check_writable(args.output.iter().map(PathBuf::as_path))?;
     let old = args.diff.as_deref().map(open).transpose()?;
     let snapshot = match (&args.file, args.pid) {
@@ -122,7 +122,7 @@ pub fn run(args: &HeapArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Refuses addresses at which nothing lies.
+/// Refuses addresses without an object.
 ///
 /// # Errors
 /// Exit code 65.
@@ -150,7 +150,7 @@ fn kinds(targets: &[PathTarget]) -> Vec<Kind> {
     targets.iter().filter_map(kind).collect()
 }
 
-/// A snapshot, followed by what holds the objects of the types that were asked about.
+/// A snapshot, followed by the paths to the objects of the requested types.
 struct Shown<'a> {
     snapshot: &'a Snapshot,
     kinds: Vec<Kind>,
@@ -195,7 +195,7 @@ fn open(path: &Path) -> Result<Snapshot, CommandError> {
     file::open(path).map_err(|error| CommandError::new(ExitCode::IO, format!("{}: {error}", path.display())))
 }
 
-/// What a snapshot is written as.
+/// The format in which to write a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Snapshot,

@@ -8,20 +8,20 @@ use lj_trace_text::bytes;
 
 use lj_trace_heap::Stage;
 
-/// What takes no longer needs no words.
+/// A shorter read shows no progress.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// Off a terminal, a line is written so often.
+/// How often to write a line if standard error is not a terminal.
 const LINE: Duration = Duration::from_secs(10);
 
-/// A line that changes on a terminal, and a plain one now and then elsewhere.
+/// A line that is updated on a terminal; elsewhere, a plain line now and then.
 pub struct HeapProgress {
     bar: ProgressBar,
     next_line: Instant,
 }
 
 impl HeapProgress {
-    /// Nothing is said yet.
+    /// A progress display without output so far.
     pub fn new() -> Self {
         let bar = ProgressBar::new_spinner();
         let style = ProgressStyle::with_template("{spinner} {msg}");
@@ -29,7 +29,7 @@ impl HeapProgress {
         Self { bar, next_line: Instant::now() + SHORT }
     }
 
-    /// Says how far it is.
+    /// Shows the current stage.
     pub fn update(&mut self, stage: Stage) {
         if !self.bar.is_hidden() {
             self.bar.set_message(message(stage));

@@ -89,7 +89,7 @@ pub fn run(args: &JitArgs) -> Result<(), CommandError> {
         allow_replacing();
     }
     let process = Process::open(args.pid)?;
-    // What cannot be written is not worth a look.
+    // Open the files first: watching is pointless if they cannot be written.
     let files = open(&args.output)?;
     let code = source_code(&process, args)?;
     let dumped = dump(&process, args).map_err(|error| error.unless_gone(&process))?;
@@ -168,14 +168,14 @@ fn dump(process: &Process, args: &JitArgs) -> Result<JitDump, CommandError> {
     Ok(take(process, vms, watched, args.annotate.as_deref())?)
 }
 
-/// Watches the process until the time is over, it ends, or somebody has seen enough. Gives the VMs that are there then.
+/// Watches the process until the time is over, the process ends, or the user stops it. Returns the VMs of that moment.
 fn watch_for(
     process: &Process,
     vms: Vec<Vm>,
     args: &JitArgs,
     duration: Duration,
 ) -> Result<(Vec<Vm>, WatchedProcess), CommandError> {
-    // From here on the first Ctrl-C ends the watching, and not the report of it.
+    // From here on, the first Ctrl-C ends the watching, but not the report.
     let interrupts = Interrupts::listen()?;
     let interrupted = |time| interrupts.heard_within(time);
     let ready = || {

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// How it is written.
+/// The format of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JitFormat {
     /// Text.
     Text,
     /// JSON.
     Json,
-    /// A page, of an annotated file.
+    /// An HTML page of an annotated file.
     Html,
 }
 
@@ -26,12 +26,12 @@ impl JitFormat {
     }
 }
 
-/// A file that is to be written.
+/// An output to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JitOutput {
-    /// How.
+    /// The format.
     pub format: JitFormat,
-    /// Where; [`None`] is standard output.
+    /// The file; [`None`] is standard output.
     pub file: Option<PathBuf>,
 }
 

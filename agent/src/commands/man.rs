@@ -1,4 +1,4 @@
-//! `lj-trace man`: the manual, a page for each subcommand.
+//! `lj-trace man`: the manual, with a page for each subcommand.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ Examples:
 /// Writes the pages.
 ///
 /// # Errors
-/// Exit code 74 if one cannot be written.
+/// Exit code 74 if a page cannot be written.
 pub fn run(args: &ManArgs) -> Result<(), CommandError> {
     if !args.folder.is_dir() {
         let message = format!("{} is no folder: make it first (`mkdir -p`)", args.folder.display());
@@ -37,10 +37,10 @@ pub fn run(args: &ManArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// The pages by their file names.
+/// The pages with their file names.
 fn pages() -> Result<Vec<(String, String)>, CommandError> {
     let mut program = Cli::command();
-    // Gives each subcommand its name with that of the program.
+    // Gives each subcommand its full name, with that of the program.
     program.build();
     let subcommands = program.get_subcommands().filter(|subcommand| subcommand.get_name() != "help");
     let commands: Vec<Command> = std::iter::once(&program).chain(subcommands).cloned().collect();
@@ -51,7 +51,7 @@ fn page(command: Command) -> Result<(String, String), CommandError> {
     let man = Man::new(command).section("1").source(concat!("lj-trace ", env!("CARGO_PKG_VERSION")));
     let mut page = Vec::new();
     man.render(&mut page).map_err(|error| CommandError::io("write a page of the manual", &error))?;
-    // What follows the options are examples, in lines of their own.
+    // The text after the options consists of examples, one per line.
     let page = String::from_utf8_lossy(&page).replace(".SH EXTRA\nExamples:\n", ".SH EXAMPLES\n.nf\n");
     Ok((man.get_filename(), page))
 }

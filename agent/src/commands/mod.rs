@@ -1,4 +1,4 @@
-//! The command line: one file a subcommand.
+//! The command line, with one file for each subcommand.
 
 pub mod agent;
 pub mod blockers;
@@ -93,7 +93,7 @@ enum Command {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    // A file that reaches a limit (`ulimit -f`) is an error like a full disk, not the end of lj-trace.
+    // A file that reaches a size limit (`ulimit -f`) should be an error like a full disk, and not kill lj-trace.
     // SAFETY: it is a valid disposition, and there is no other thread yet.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     if std::env::args_os().nth(1).is_some_and(|argument| argument == sandbox::ARGUMENT) {
@@ -133,7 +133,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Shows help where that is asked for, or what is wrong with the words of the command line.
+/// Prints the help if it was requested, or else what is wrong with the command line.
 fn refuse(error: &clap::Error, words: &[OsString]) -> ExitCode {
     let is_help = !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     if is_help {
@@ -146,7 +146,7 @@ fn refuse(error: &clap::Error, words: &[OsString]) -> ExitCode {
     if error.use_stderr() { exit::ExitCode::USAGE.into() } else { ExitCode::SUCCESS }
 }
 
-/// Whether there is a command of this name.
+/// Whether there is a command with this name.
 fn is_command(name: &str) -> bool {
     name == "help" || Cli::command().find_subcommand(name).is_some()
 }
@@ -159,7 +159,7 @@ fn parse_pid(text: &str) -> Result<u32, String> {
 /// Prints a result on standard output, for people or as JSON.
 ///
 /// # Errors
-/// Exit code 74 if that is not possible. Nobody reading any more (a closed pipe) is no error.
+/// Exit code 74 if that is impossible. A closed pipe, whose reader has seen enough, is no error.
 fn print<T: std::fmt::Display + serde::Serialize>(result: &T, json: bool) -> Result<(), CommandError> {
     let kind = if json { Form::Json } else { Form::Text };
     let mut out = PlainWriter::new(std::io::BufWriter::new(std::io::stdout().lock()), kind);
@@ -171,7 +171,7 @@ fn print<T: std::fmt::Display + serde::Serialize>(result: &T, json: bool) -> Res
     unless_nobody_reads(written.and_then(|()| out.flush()))
 }
 
-/// Prints a text on standard output in which there may be text of the target's.
+/// Prints a text on standard output that may contain text of the target.
 ///
 /// # Errors
 /// As [`print`].
@@ -180,7 +180,7 @@ fn print_plain(text: &str) -> Result<(), CommandError> {
     unless_nobody_reads(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// Prints a text of our own on standard output.
+/// Prints a text of lj-trace's own on standard output.
 ///
 /// # Errors
 /// As [`print`].
@@ -198,11 +198,12 @@ fn unless_nobody_reads(written: std::io::Result<()>) -> Result<(), CommandError>
     }
 }
 
-/// Puts `record` in where the first argument is an option of it, or no command: `lj-trace --pid 7`, `lj-trace nginx`.
+/// Inserts `record` if the first argument is one of its options, or is not a command: `lj-trace --pid 7`, `lj-trace
+/// nginx`.
 fn with_default_command(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
     let own = ["-h", "--help", "-V", "--version"];
-    // A word beside a process id, or before another word, is no name, but a command that there is not.
+    // A word beside a process ID, or before another word, is not a process name, but an unknown command.
     let is_alone = args.get(2).is_none_or(|next| next.to_str().is_some_and(|next| next.starts_with('-')));
     let is_pid = |arg: &OsString| arg.to_str().is_some_and(|arg| arg == "-p" || arg.starts_with("--pid"));
     let is_name = |arg: &str| !arg.starts_with('-') && !is_command(arg) && is_alone && !args.iter().any(is_pid);

@@ -1,4 +1,4 @@
-//! Rules for the output files of every command: none is named twice, and all must be writable before work begins.
+//! Rules for the output files of every command: no file is named twice, and all must be writable before work begins.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,14 +8,14 @@ use lj_trace_engine::output::{OutputFile, cannot_write};
 
 use crate::exit::CommandError;
 
-/// Refuses a file that is named twice, in whatever words. [`None`] is standard output.
+/// Refuses a file that is named twice, even by different paths. [`None`] is standard output.
 ///
 /// # Errors
 /// A usage error.
 pub fn check_distinct<'a>(files: impl Iterator<Item = Option<&'a Path>>) -> Result<(), CommandError> {
     let mut seen = Vec::new();
     for file in files {
-        // Devices and pipes take what several outputs write.
+        // Several outputs may write to the same device or pipe.
         if file.is_some_and(|file| fs::metadata(file).is_ok_and(|metadata| !metadata.is_file())) {
             continue;
         }
@@ -29,16 +29,16 @@ pub fn check_distinct<'a>(files: impl Iterator<Item = Option<&'a Path>>) -> Resu
     Ok(())
 }
 
-/// The folder as the system knows it, and the name in it.
+/// The canonical folder of a file, and its name.
 fn identity(file: &Path) -> (PathBuf, Option<OsString>) {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     (fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()), file.file_name().map(OsString::from))
 }
 
-/// Tries whether files can be written, and leaves them as they are.
+/// Checks that files can be written, without changing them.
 ///
 /// # Errors
-/// Exit code 74 for the first one that cannot.
+/// Exit code 74 for the first file that cannot be written.
 pub fn check_writable<'a>(files: impl Iterator<Item = &'a Path>) -> Result<(), CommandError> {
     for file in files {
         OutputFile::open(file).map_err(|error| cannot_write(file, &error))?;

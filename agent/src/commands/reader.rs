@@ -1,4 +1,4 @@
-//! The reader of files that others can have written: how it answers. [`lj_trace_process::sandbox`] starts it.
+//! The reader of files that others may have written: answers its requests. [`lj_trace_process::sandbox`] starts it.
 
 use std::process::ExitCode;
 
@@ -12,10 +12,10 @@ use lj_trace_unwind::signatures::FunctionReferences;
 use lj_trace_unwind::symbols::elf::{ElfSymbols, debug_links};
 use lj_trace_unwind::table::{Context, UnwindTable};
 
-/// Unwind tables that are kept, beside the one that is asked for: bytes of their sections.
+/// How many bytes of unwind sections to cache, beside the current table.
 const MAX_KEPT: usize = 16 << 20;
 
-/// Serves as a reader, until lj-trace needs it no more.
+/// Serves as a reader until lj-trace does not need it any more.
 pub fn serve() -> ExitCode {
     let mut tables = Tables::default();
     lj_trace_process::sandbox::serve(|asked, out| tables.answer(asked, out)).unwrap_or_else(|| {
@@ -26,7 +26,7 @@ pub fn serve() -> ExitCode {
     })
 }
 
-/// The unwind tables that were asked for last, by the numbers of their files.
+/// The most recently used unwind tables, by file number.
 #[derive(Default)]
 struct Tables {
     kept: Vec<(u64, Option<UnwindTable>)>,

@@ -1,4 +1,4 @@
-//! The terminal of `lj-trace top`: taken, watched, given back.
+//! The terminal of `lj-trace top`: acquires it, watches it, and restores it.
 
 use std::io::{self, Stdin, Stdout};
 use std::os::fd::{AsRawFd as _, RawFd};
@@ -10,19 +10,19 @@ use ratatui::{DefaultTerminal, Frame};
 
 use crate::exit::CommandError;
 
-/// Events that may wait: nobody types faster.
+/// How many events may wait: nobody types faster.
 const WAITING: usize = 256;
 
-/// A terminal, which is put back in order when this is dropped.
+/// A terminal that is restored when this is dropped.
 pub struct Terminal {
     inner: Option<DefaultTerminal>,
     events: Receiver<io::Result<Event>>,
-    /// Those of standard input and output: a terminal has them open as long as it is there.
+    /// The descriptors of standard input and output. Both stay open while the terminal is in use.
     descriptors: [RawFd; 2],
 }
 
 impl Terminal {
-    /// Takes the terminal of standard input and output. It is put back in order if lj-trace panics, too.
+    /// Takes over the terminal of standard input and output. It is restored even if lj-trace panics.
     ///
     /// # Errors
     /// The terminal cannot be used, or the system has no more threads.
@@ -31,7 +31,7 @@ impl Terminal {
         let descriptors = [input.as_raw_fd(), output.as_raw_fd()];
         let inner = ratatui::try_init().map_err(|error| CommandError::io("use the terminal", &error))?;
         let terminal = Self { inner: Some(inner), events, descriptors };
-        // In a thread of its own: crossterm reads a terminal that has gone in a loop without an end.
+        // A thread of its own: after a terminal is gone, crossterm's read never returns.
         let read = move || {
             loop {
                 let event = event::read();
@@ -55,7 +55,7 @@ impl Terminal {
         inner.draw(render).map(drop).map_err(|error| CommandError::io("draw on the terminal", &error))
     }
 
-    /// What has happened since: keys that were pressed, or another size.
+    /// The next event: a key press, or a new size.
     ///
     /// # Errors
     /// The keys cannot be read.
@@ -63,8 +63,8 @@ impl Terminal {
         self.events.try_recv().ok().transpose().map_err(|error| CommandError::io("read the keys", &error))
     }
 
-    /// Whether the terminal has gone: a window that was closed, a connection that was cut. Not everybody hears SIGHUP then:
-    /// it may be ignored, as by `nohup`, and it goes to the foreground of a session only.
+    /// Whether the terminal is gone: the window or the connection was closed. SIGHUP does not always come then: it may
+    /// be ignored, as with `nohup`, and it goes only to the foreground of a session.
     pub fn has_gone(&self) -> bool {
         let mut polled = self.descriptors.map(|fd| libc::pollfd { fd, events: 0, revents: 0 });
         // SAFETY: it is given as many valid `pollfd`s as it is told, and does not wait.
@@ -76,12 +76,12 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // If the terminal has gone there is nothing to put in order.
+        // If the terminal is gone, there is nothing to restore.
         let _ = ratatui::try_restore();
         if let Some(mut inner) = self.inner.take()
             && inner.show_cursor().is_err()
         {
-            // It would report that to a standard error that has mostly gone as well, and panic.
+            // Dropping it would report the error to a standard error that is mostly gone as well, and panic.
             std::mem::forget(inner);
         }
     }

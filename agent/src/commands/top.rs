@@ -125,7 +125,7 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
         watched.push(Watched::prepare(args, target, count, options.is_of_several())?);
     }
     watched.iter_mut().try_for_each(|own| own.recording.begin())?;
-    // Those that come later have to be attached to as well.
+    // Processes that come later need these privileges for attaching.
     let attaches = if options.is_of_several() { &privileges::TO_ATTACH[..] } else { &[] };
     give_up_privileges(&options, attaches, || {
         watched.iter().all(|own| own.recording.is_in_reach()) && (!options.is_of_several() || can_attach(&options))
@@ -134,7 +134,7 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
     let mut terminal = Terminal::take(&std::io::stdin(), &std::io::stdout())?;
     let mut look = Look { args, options, watched, children, overview: Overview::default() };
     let outcome = match look.until_quit(&mut terminal) {
-        // There is nobody to whom it could be said that nothing can be drawn.
+        // Without a terminal, nobody could read the error message.
         Err(_) if terminal.has_gone() => Ok(()),
         outcome => outcome,
     };
@@ -143,26 +143,26 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
     outcome
 }
 
-/// What is to be looked at.
+/// The options for live recording.
 fn live(args: &TopArgs) -> Result<LiveOptions, CommandError> {
     let whom = RecordArgs::words_of(args.pid, &args.command, &args.name, &args.unit, &args.container, args.children);
     let whom: Vec<&str> = whom.iter().map(String::as_str).collect();
     RecordArgs::live(&whom, args.vm, args.mode, args.rate, args.limit.clone())
 }
 
-/// A process that is looked at.
+/// A process in the live view.
 struct Watched {
-    /// What people know it by.
+    /// The name by which people know it.
     name: String,
     target: RecordTarget,
     recording: Recording,
     app: App,
-    /// Where coroutines wait, once somebody wants to see it.
+    /// Where coroutines wait, once the user has opened that view.
     waits: Option<LiveWaits>,
 }
 
 impl Watched {
-    /// Attaches to a process, which is one of so many.
+    /// Attaches to one of `count` processes.
     fn prepare(
         args: &TopArgs,
         mut target: RecordTarget,
@@ -182,7 +182,7 @@ impl Watched {
         Ok(Self { name: host::title(&target.process), target, recording, app, waits: None })
     }
 
-    /// Takes what is ready.
+    /// Reads the records that are ready.
     fn drain(&mut self, budget: Budget) -> Result<(), CommandError> {
         if self.app.ended.is_some() {
             return Ok(());
@@ -196,7 +196,7 @@ impl Watched {
         Ok(())
     }
 
-    /// Takes the last of what there is of a process that is not there any more.
+    /// Reads the last records of a process that has exited.
     fn end(&mut self, why: Stop) -> Result<(), CommandError> {
         if self.app.ended.is_none() {
             self.recording.detach();
@@ -227,18 +227,18 @@ impl Watched {
     }
 }
 
-/// What is looked at, and how.
+/// The live view of all processes.
 struct Look<'a> {
     args: &'a TopArgs,
     options: Options,
     watched: Vec<Watched>,
     children: Option<NewChildren>,
-    /// Of several.
+    /// The overview, if there are several processes.
     overview: Overview,
 }
 
 impl Look<'_> {
-    /// The process that is looked at alone: of several, the one that was chosen.
+    /// The process that is shown alone: if there are several, the one that the user has opened.
     fn alone(&mut self) -> Option<&mut App> {
         if !self.options.is_of_several() {
             return self.watched.first_mut().map(|own| &mut own.app);
@@ -258,12 +258,12 @@ impl Look<'_> {
         Ok(intervals.min().unwrap_or(poll_interval::SHORTEST))
     }
 
-    /// Ends an interval: others may have come, and some may have gone.
+    /// Ends an interval. Adds new processes, and notes which have exited.
     fn roll(&mut self, elapsed: Duration) -> Result<(), CommandError> {
         if let Some(children) = &self.children {
             for target in children.take(&self.options) {
                 let new = Watched::prepare(self.args, target, self.watched.len() + 1, true);
-                // One that cannot be attached to has mostly ended.
+                // If attaching fails, the process has mostly exited.
                 if let Ok(mut new) = new
                     && new.recording.begin().is_ok()
                 {
@@ -300,7 +300,7 @@ impl Look<'_> {
         self.overview.quit || self.alone().is_some_and(|app| app.quit)
     }
 
-    /// Shows them until somebody has seen enough.
+    /// Shows them until the user quits.
     fn until_quit(&mut self, terminal: &mut Terminal) -> Result<(), CommandError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -342,7 +342,7 @@ impl Look<'_> {
         })
     }
 
-    /// Does what the keys say that were pressed since; whether the picture changes.
+    /// Performs the actions of the keys pressed since the last call. Returns whether the picture changes.
     fn act_on_events(&mut self, terminal: &Terminal) -> Result<bool, CommandError> {
         let mut changed = false;
         while let Some(event) = terminal.event()? {
@@ -364,7 +364,7 @@ impl Look<'_> {
             return true;
         }
         match action(key, app.typing) {
-            // Nothing comes any more that could be held back.
+            // No more data comes that could be held back.
             Some(Action::Pause) if app.ended.is_some() => false,
             Some(action) => {
                 app.act(action);

@@ -9,7 +9,7 @@ use super::wrong;
 use crate::exit::CommandError;
 use crate::service::unit;
 
-/// How long a recording may take to begin and to write its files before systemd ends it, in seconds.
+/// How many seconds a recording may take to start and to write its files before systemd ends it.
 const SLACK: u64 = 120;
 
 /// Options of `lj-trace unit`.
@@ -33,7 +33,7 @@ Examples:
   lj-trace unit --template | sudo tee /etc/systemd/system/lj-trace@.service
   sudo systemctl start lj-trace@1234                  with that template";
 
-/// Prints it.
+/// Prints the unit.
 ///
 /// # Errors
 /// A usage error for options that `record` does not have.
@@ -51,9 +51,9 @@ pub fn run(args: &UnitArgs) -> Result<(), CommandError> {
     super::print_text(&unit::command(&program, &name, &args.record, limit, more(&record)))
 }
 
-/// Why this kernel wants `CAP_SYS_ADMIN` for a recording, if it does.
+/// Why this kernel requires `CAP_SYS_ADMIN` for a recording, if it does.
 fn more(record: &RecordArgs) -> Option<&'static str> {
-    // Windows have samples beside them.
+    // Windows come with samples.
     if (record.mode.kinds().cpu || record.overhead.is_some()) && Refusal::now().wants_admin_for_perf_events() {
         return Some(
             "kernel.perf_event_paranoid is above 2, where this distribution's kernel wants it for sampling; with \
@@ -64,7 +64,7 @@ fn more(record: &RecordArgs) -> Option<&'static str> {
         .then_some("this kernel has no uprobe_multi links (Linux 6.6), so probes are perf events, which want it")
 }
 
-/// The options as `record` takes them.
+/// Parses the options of `record`.
 fn parse(arguments: &[String]) -> Result<RecordArgs, CommandError> {
     RecordArgs::parse(arguments).map_err(|error| CommandError::usage(wrong::one_line(&error, Some("record"))))
 }

@@ -7,7 +7,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 /// Where to find a process id.
 pub const WHERE_PIDS_ARE: &str = "`lj-trace list` shows the processes with LuaJIT";
 
-/// What is wrong and how to mend it, without a final full stop. `command` is the subcommand, if there is one.
+/// The mistake and how to correct it, without a final full stop. `command` is the subcommand, if there is one.
 pub fn one_line(error: &clap::Error, command: Option<&str>) -> String {
     let help = command.map_or("`lj-trace --help`".to_owned(), |command| format!("`lj-trace {command} --help`"));
     let arg = bare(&text(error, ContextKind::InvalidArg));
@@ -56,7 +56,7 @@ pub fn one_line(error: &clap::Error, command: Option<&str>) -> String {
         ErrorKind::MissingRequiredArgument => missing(&arg, command, &help),
         ErrorKind::InvalidUtf8 => format!("an argument is not UTF-8: {help} lists what it takes"),
         _ => {
-            // Its first line has the cause; the rest repeats how the command is used.
+            // The first line has the cause; the rest repeats the usage.
             let all = error.to_string();
             let first = all.lines().next().unwrap_or_default();
             format!("{}: {help} lists what it takes", first.strip_prefix("error: ").unwrap_or(first))
@@ -75,7 +75,7 @@ fn missing(arg: &str, command: Option<&str>, help: &str) -> String {
     }
 }
 
-/// What clap and the standard library say of numbers, and of process ids, in words that help.
+/// Messages of clap and the standard library about numbers and process IDs, in more helpful words.
 fn reworded(reason: &str, arg: &str) -> String {
     let range = reason.split_once(" is not in ").and_then(|(_, range)| range.split_once("..="));
     if arg.starts_with("--pid") && !reason.contains("process id") {
@@ -93,7 +93,7 @@ fn reworded(reason: &str, arg: &str) -> String {
     }
 }
 
-/// The context of an error as text, lists with commas.
+/// The context of an error as text; lists have commas.
 fn text(error: &clap::Error, kind: ContextKind) -> String {
     match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),
@@ -106,7 +106,7 @@ fn text(error: &clap::Error, kind: ContextKind) -> String {
     }
 }
 
-/// The names in the context of an error, as code.
+/// The names in the context of an error, formatted as code.
 fn names(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     let texts = match error.get(kind) {
         Some(ContextValue::String(text)) => std::slice::from_ref(text),

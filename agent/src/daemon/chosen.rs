@@ -1,7 +1,7 @@
-//! Which processes are recorded at a time, if it is not all of them.
+//! Selects the processes to record at a time, if not all of them.
 //!
-//! Whoever has ten thousand hosts learns as much from a tenth of their processes, as long as each of them has its turn: the time is
-//! cut into periods, and in each of them every process is chosen with the same probability.
+//! With ten thousand hosts, a tenth of their processes tells as much as all, as long as each process has its turn. Time
+//! is cut into periods, and in each period every process is selected with the same probability.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use lj_trace_profile::Resource;
 
 use super::config::AgentConfig;
 
-/// What is chosen in one period on one host.
+/// The selection for one period on one host.
 #[derive(Clone, Debug)]
 pub struct ChosenProcesses {
     probability: f64,
@@ -19,24 +19,24 @@ pub struct ChosenProcesses {
 }
 
 impl ChosenProcesses {
-    /// The number of the period that it is now.
+    /// The number of the current period.
     pub fn period(config: &AgentConfig) -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         now.as_secs() / config.probability_period.as_secs().max(1)
     }
 
-    /// The choice of a period on the host of that identity.
+    /// The selection for a period on the host with this identity.
     pub fn at(period: u64, config: &AgentConfig, host: &str) -> Self {
         Self { probability: config.probability, period, host: crc32fast::hash(host.as_bytes()) }
     }
 
-    /// Whether a process is chosen.
+    /// Whether a process is selected.
     pub fn contains(&self, process: &Process) -> bool {
-        // A process that takes its number later starts elsewhere.
+        // A later process with the same number has another stack start.
         self.draws(process.pid(), process.stack_start())
     }
 
-    /// The same in each run of the agent: one that is started again goes on with what it had chosen.
+    /// The result is the same in each run of the agent: after a restart, it continues with the same selection.
     fn draws(&self, pid: u32, started: u64) -> bool {
         let mut own = crc32fast::Hasher::new();
         own.update(&self.period.to_le_bytes());
@@ -46,7 +46,7 @@ impl ChosenProcesses {
         fastrand::Rng::with_seed(seed).f64() < self.probability
     }
 
-    /// Says with which probability a process was chosen, so that sums over all can be told from those of the chosen.
+    /// Adds the probability with which a process was selected, so that sums over all processes can be computed.
     pub fn label(&self, resource: &mut Resource) {
         if self.probability < 1.0 {
             resource.set("luajit.probability", self.probability.to_string());

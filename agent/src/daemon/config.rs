@@ -1,4 +1,4 @@
-//! What the agent is told: a TOML file, and what the command line says in place of it.
+//! The agent's configuration: a TOML file, and command line arguments that override it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,13 +17,13 @@ use serde::{Deserialize, Deserializer};
 use super::rules::Rule;
 use crate::exit::CommandError;
 
-/// Where the configuration is, if none is named.
+/// The configuration file to use if none is named.
 pub const DEFAULT_FILE: &str = "/etc/lj-trace/agent.toml";
 
-/// Where what cannot be sent waits, if a sink names no other place.
+/// Where unsent data waits, if a sink names no other place.
 const SPOOL: &str = "/var/lib/lj-trace/spool";
 
-/// A configuration is shorter than this.
+/// The size limit of a configuration file, in bytes.
 const LONGEST: u64 = 1 << 20;
 
 /// What the agent does.
@@ -32,41 +32,41 @@ const LONGEST: u64 = 1 << 20;
 pub struct AgentConfig {
     /// CPU samples a second of each thread's CPU time.
     pub rate: u32,
-    /// How long an interval lasts that is sent as one profile.
+    /// The length of an interval, which is sent as one profile.
     #[serde(deserialize_with = "duration")]
     pub interval: Duration,
     /// The share of a process's CPU time that recording its allocations may cost; without it, they are not recorded.
     #[serde(deserialize_with = "share_or_none")]
     pub memory: Option<f64>,
-    /// How long an interval of allocations lasts at least: few windows tell little.
+    /// The least length of an interval of allocations: few windows show little.
     #[serde(deserialize_with = "duration")]
     pub memory_interval: Duration,
-    /// Whether the kernel's functions are shown.
+    /// Whether to show the kernel's functions.
     pub kernel: bool,
-    /// The share of processes that are recorded at a time; which these are changes with each `probability-period`.
+    /// The share of processes to record at a time; each `probability-period` selects other processes.
     #[serde(deserialize_with = "probability")]
     pub probability: f64,
-    /// See `probability`.
+    /// How long a selection by `probability` lasts.
     #[serde(deserialize_with = "duration")]
     pub probability_period: Duration,
-    /// The address that metrics are served at; without it, they are not.
+    /// The address at which to serve metrics; without it, the agent serves none.
     #[serde(deserialize_with = "address_or_none")]
     pub metrics: Option<SocketAddr>,
     /// What the agent may use itself.
     pub limits: OwnLimits,
-    /// Processes are recorded that one of these rules chooses; without any, all are.
+    /// Rules that select processes; without any rule, all processes are selected.
     pub select: Vec<Rule>,
-    /// And of these, those that none of these rules chooses.
+    /// Rules that drop selected processes.
     pub drop: Vec<Rule>,
-    /// What services are called.
+    /// The names of services.
     pub service: Vec<ServiceName>,
     /// Attributes that all profiles get.
     pub labels: BTreeMap<String, String>,
-    /// Servers that profiles are sent to.
+    /// Servers to send profiles to.
     pub sink: Vec<SinkConfig>,
-    /// Where profiles are kept as Parquet files. It is there by default if there is no other sink.
+    /// Where to store profiles as Parquet files. This is the default if there is no other sink.
     pub store: Option<StoreConfig>,
-    /// A file with attributes by container id, such as the names that Kubernetes has for it.
+    /// A file with attributes by container ID, such as the container's names in Kubernetes.
     pub container_attributes: Option<PathBuf>,
 }
 
@@ -74,15 +74,15 @@ pub struct AgentConfig {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct OwnLimits {
-    /// CPU time, as a share of one CPU: beyond it, fewer samples are taken.
+    /// CPU time, as a share of one CPU: beyond it, the agent takes fewer samples.
     #[serde(deserialize_with = "cpu_share")]
     pub cpu: f64,
-    /// Memory, in bytes: beyond it, fewer processes are recorded.
+    /// Memory, in bytes: beyond it, the agent records fewer processes.
     #[serde(deserialize_with = "size")]
     pub memory: u64,
 }
 
-/// What the service of some processes is called.
+/// The service name of some processes.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServiceName {
@@ -92,12 +92,12 @@ pub struct ServiceName {
     pub of: Rule,
 }
 
-/// Where profiles go.
+/// Where to send profiles.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sinks {
-    /// To servers.
+    /// Servers.
     pub servers: Vec<SinkConfig>,
-    /// As files of this host.
+    /// Files on this host.
     pub store: Option<StoreConfig>,
 }
 
@@ -131,10 +131,10 @@ impl Default for OwnLimits {
 }
 
 impl AgentConfig {
-    /// Reads a file.
+    /// Reads a configuration file.
     ///
     /// # Errors
-    /// A usage error that names the file, the line and what is wrong with it.
+    /// A usage error with the file, the line and the mistake.
     pub fn read(path: &Path) -> Result<Self, CommandError> {
         let mut text = String::new();
         let read = File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_string(&mut text));
@@ -148,16 +148,16 @@ impl AgentConfig {
         Self::parse(&text).map_err(|message| CommandError::usage(format!("{}: {message}", path.display())))
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a configuration file.
     ///
     /// # Errors
-    /// What is wrong with it, and where.
+    /// The mistake, and where it is.
     pub fn parse(text: &str) -> Result<Self, String> {
         let config: Self = toml::from_str(text).map_err(|error| one_line(text, &error))?;
         config.check().map(|()| config)
     }
 
-    /// Where profiles go.
+    /// Where to send profiles.
     pub fn sinks(&self) -> Sinks {
         let with_spool =
             |sink: &SinkConfig| SinkConfig { spool: sink.spool.clone().or_else(|| Some(SPOOL.into())), ..sink.clone() };
@@ -165,10 +165,10 @@ impl AgentConfig {
         Sinks { servers: self.sink.iter().map(with_spool).collect(), store: self.store.clone().or(default) }
     }
 
-    /// Whether its values fit together.
+    /// Checks that the values fit together.
     ///
     /// # Errors
-    /// What does not.
+    /// A message about the values that do not.
     pub fn check(&self) -> Result<(), String> {
         let fits = |fits: bool, message: &str| if fits { Ok(()) } else { Err(message.to_owned()) };
         fits((1..=1000).contains(&self.rate), "rate: from 1 to 1000 samples a second")?;
@@ -179,7 +179,7 @@ impl AgentConfig {
     }
 }
 
-/// An error of the TOML library in one line, with the number of the line.
+/// An error of the TOML library in one line, with the line number.
 fn one_line(text: &str, error: &toml::de::Error) -> String {
     let line = error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
     let message = error.message().replace('\n', ", ");
@@ -190,7 +190,7 @@ fn share_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f6
     amount(deserializer, |text| if text == OFF { Ok(None) } else { parse_share(text).map(Some) })
 }
 
-/// A share of one CPU, of which there may be several.
+/// A share of one CPU; it may exceed 100%.
 fn cpu_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     amount(deserializer, |text| parse_share(text).map_err(|_| "expected a share of one CPU such as 5%".to_owned()))
 }
@@ -202,7 +202,7 @@ fn probability<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 /// Reads a probability: `0.1`, `10%`.
 ///
 /// # Errors
-/// What was expected.
+/// A message that says what was expected.
 pub fn parse_probability(text: &str) -> Result<f64, String> {
     const EXPECTED: &str = "expected a probability such as 0.1 or 10%";
     let number = match text.strip_suffix('%') {
@@ -216,13 +216,13 @@ fn address_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
     amount(deserializer, parse_metrics)
 }
 
-/// In place of a value: not at all.
+/// The word in place of a value that switches something off.
 const OFF: &str = "off";
 
 /// Reads the address of the metrics: `127.0.0.1:9464`, or `off`.
 ///
 /// # Errors
-/// What was expected.
+/// A message that says what was expected.
 pub fn parse_metrics(text: &str) -> Result<Option<SocketAddr>, String> {
     let address =
         || text.parse().map(Some).map_err(|_| "expected an address such as 127.0.0.1:9464, or `off`".to_owned());
@@ -230,7 +230,7 @@ pub fn parse_metrics(text: &str) -> Result<Option<SocketAddr>, String> {
 }
 
 impl fmt::Display for AgentConfig {
-    /// What is recorded, in one line.
+    /// What the agent records, in one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CPU at {} Hz", self.rate)?;
         if let Some(share) = self.memory {

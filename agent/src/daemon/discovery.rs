@@ -1,7 +1,7 @@
-//! Finds the LuaJIT processes of this host as they start, in a thread of its own.
+//! Finds the LuaJIT processes of this host as they start, on a thread of its own.
 //!
-//! A process is looked at soon after it has started, and again while it may still become one of LuaJIT: less and less often, and
-//! only if it has mapped something since.
+//! It checks a process soon after the start, and again while the process may still turn out to use LuaJIT: less and
+//! less often, and only if the process has mapped something since.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -34,23 +34,24 @@ const LONGEST_REST: Duration = Duration::from_millis(200);
 const QUIET_INTERVAL: Duration = Duration::from_millis(50);
 const QUIET: Duration = Duration::from_secs(2);
 
-/// After so long it is looked for new processes again, whatever is left to look at.
+/// After this time a round looks for new processes again, whatever is left to check.
 const LONGEST_ROUND: Duration = Duration::from_millis(40);
 
-/// A process that was met is looked at after so long: it has not just been forked to become another program.
+/// How old a process must be for its first check: by then it is probably no longer a fork that is about to execute
+/// another program.
 const FIRST_LOOK: Duration = Duration::from_millis(20);
 
-/// After each look, the next one comes twice as late.
+/// The wait after the first check, and the longest wait. After each check the wait doubles.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// The same for one that has LuaJIT's code in it, and no VM yet.
+/// The longest wait for a process that has LuaJIT's code but no VM yet.
 const LONGEST_WAIT_FOR_VM: Duration = Duration::from_secs(5);
 
-/// What waits to be attached to.
+/// How many found processes may wait for the agent to attach.
 const MOST_WAITING: usize = 64;
 
-/// A process with VMs that is to be recorded.
+/// A process with VMs to record.
 #[derive(Debug)]
 pub struct FoundProcess {
     /// The process.
@@ -59,18 +60,18 @@ pub struct FoundProcess {
     pub maps: Maps,
     /// Its VMs.
     pub found: FirstVms,
-    /// What its profiles are labelled with.
+    /// The attributes of its profiles.
     pub resource: Resource,
 }
 
-/// How processes are found, for the metrics and `--dry-run`.
+/// The state of discovery, for the metrics and `--dry-run`.
 #[derive(Clone, Debug, Default)]
 pub struct DiscoveryState {
-    /// LuaJIT processes that are not recorded, by process id: what they are called, and why.
+    /// LuaJIT processes that are not recorded, by process ID: the name, and the reason.
     pub left_out: HashMap<u32, (String, String)>,
-    /// Whether all processes were looked at that there were at first.
+    /// Whether all processes that existed at the start have been checked.
     pub is_settled: bool,
-    /// Processes of which nobody knows, since privileges are missing.
+    /// How many processes could not be checked for lack of privileges.
     pub not_permitted: usize,
 }
 
@@ -82,23 +83,23 @@ pub struct Discovery {
 
 struct Shared {
     goes_on: AtomicBool,
-    /// Something was found.
+    /// Signals that a process was found.
     something: Notify,
-    /// Those that are looked at again as if they had just started.
+    /// Processes to check again as if they had just started.
     again: Mutex<Vec<Again>>,
     found: Mutex<DiscoveryState>,
 }
 
-/// What is to be looked at again.
+/// What to check again.
 enum Again {
-    /// A process that is recorded no more, after so long.
+    /// A process that is no longer recorded, after this time.
     Process(u32, Duration),
-    /// All that were left out: the rules have changed.
+    /// All processes that were left out, because the rules have changed.
     All(Arc<AgentConfig>, Arc<ContainerAttributes>),
 }
 
 impl Discovery {
-    /// Begins.
+    /// Starts looking.
     ///
     /// # Errors
     /// The system has no more threads.
@@ -142,27 +143,28 @@ impl Discovery {
         Ok(Self { candidates, shared })
     }
 
-    /// Ends when a process was found.
+    /// Waits until a process is found.
     pub async fn finds(&self) {
         self.shared.something.notified().await;
     }
 
-    /// A process that was found since, if there is one.
+    /// The next process that was found, if there is one.
     pub fn next(&self) -> Option<FoundProcess> {
         self.candidates.try_recv().ok()
     }
 
-    /// A process is recorded no more: it is looked at again after some time, as one that has executed another program.
+    /// Reports that a process is no longer recorded: it is checked again after some time, as it may have executed
+    /// another program.
     pub fn look_again(&self, pid: u32, after: Duration) {
         lock(&self.shared.again).push(Again::Process(pid, after));
     }
 
-    /// The rules have changed: whatever was left out is looked at again.
+    /// Reports that the rules have changed: every process that was left out is checked again.
     pub fn change(&self, config: Arc<AgentConfig>, containers: Arc<ContainerAttributes>) {
         lock(&self.shared.again).push(Again::All(config, containers));
     }
 
-    /// What is not recorded, and why.
+    /// The processes that are not recorded, and why.
     pub fn found(&self) -> DiscoveryState {
         lock(&self.shared.found).clone()
     }
@@ -174,12 +176,12 @@ impl Drop for Discovery {
     }
 }
 
-/// Nothing panics while it holds one of these, and what they hold is whole at each moment.
+/// Nothing panics while it holds one of these locks, and the data is consistent at each moment.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A process that was met.
+/// A known process.
 #[derive(Clone, Debug)]
 struct Seen {
     next: Instant,
@@ -188,7 +190,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Whether it is looked at again, some time.
+    /// Whether it will be checked again.
     fn is_looked_at(&self) -> bool {
         self.state != State::Recorded
     }
@@ -196,13 +198,13 @@ impl Seen {
 
 #[derive(Clone, Debug, PartialEq)]
 enum State {
-    /// It was not looked at yet.
+    /// It was not checked yet.
     New,
-    /// It has no LuaJIT in it, or no VM, and had mapped so many pages.
+    /// It had no LuaJIT, or no VM, when it had mapped this many pages.
     Without(Option<u64>),
-    /// Somebody else looks after it.
+    /// The agent's main loop takes care of it.
     Recorded,
-    /// It has LuaJIT, and is not recorded.
+    /// It has LuaJIT, but is not recorded.
     LeftOut,
 }
 
@@ -212,14 +214,14 @@ struct Look {
     host: HostAttributes,
     files: CodeFiles,
     seen: HashMap<u32, Seen>,
-    /// Before that, none of them is due.
+    /// No process is due before this time.
     next_due: Instant,
     /// When a process was seen last that had just started.
     last_start: Instant,
     started: StartedProcesses,
     /// Wakes us up when a process starts.
     task_events: Option<TaskEvents>,
-    /// Of [`ChosenProcesses`].
+    /// The current period of [`ChosenProcesses`].
     period: u64,
     shared: Arc<Shared>,
     sender: SyncSender<FoundProcess>,
@@ -230,14 +232,14 @@ struct Look {
 enum Round {
     /// Nothing is left to do for now.
     Done,
-    /// It took long: the rest has to wait for newer processes.
+    /// It took too long: the remaining processes have to wait for newer ones.
     MoreIsDue,
 }
 
-/// What a look at a process came to.
+/// The result of a check.
 enum Outcome {
     FoundProcess(Box<FoundProcess>),
-    /// Nothing to record, now: it has mapped so many pages; whether it has LuaJIT's code in it.
+    /// Nothing to record for now: the number of mapped pages, and whether the process has LuaJIT's code.
     Without(Option<u64>, bool),
     LeftOut(String, String),
     NotPermitted,
@@ -263,18 +265,18 @@ impl Look {
         }
     }
 
-    /// One turn; [`None`] if nobody takes what it finds.
+    /// One round; [`None`] if nobody receives the found processes any more.
     fn round(&mut self, now: Instant) -> Option<Round> {
         let began = Instant::now();
         self.look_again(now);
         self.meet(now);
-        // Nearly always nothing is: not even asking each process then keeps many of them from costing more than few.
+        // Nearly always nothing is due. Without this test, many processes would cost more than few.
         if now < self.next_due {
             return Some(Round::Done);
         }
         let due = self.seen.iter().filter(|(_, seen)| seen.is_looked_at() && seen.next <= now);
         let mut due: Vec<(Instant, u32)> = due.map(|(pid, seen)| (seen.next, *pid)).collect();
-        // The newest have most of their time before them: where more come than can be looked at, the oldest may be about to exit.
+        // The newest come first: if there are too many to check, the oldest may be about to exit.
         due.sort_unstable_by_key(|due| Reverse(*due));
         for (_, pid) in due {
             if began.elapsed() >= LONGEST_ROUND {
@@ -319,7 +321,7 @@ impl Look {
         self.next_due = now;
     }
 
-    /// Finds out who has come and who has gone.
+    /// Finds out which processes have started and which have exited.
     fn meet(&mut self, now: Instant) {
         for process in self.started.look() {
             self.last_start = now;
@@ -364,7 +366,7 @@ impl Look {
             }
             Outcome::Without(pages, has_code) => {
                 lock(&self.shared.found).left_out.remove(&pid);
-                // It may come to have a VM without mapping anything.
+                // It may get a VM without mapping anything.
                 let pages = pages.filter(|_| !has_code);
                 let longest = if has_code { LONGEST_WAIT_FOR_VM } else { LONGEST_WAIT };
                 Seen { next: now + seen.wait, wait: wait(longest), state: State::Without(pages) }
@@ -392,7 +394,7 @@ impl Look {
         let process = match Process::open(pid) {
             Ok(process) => process,
             Err(TargetError::NotPermitted { .. }) => return Outcome::NotPermitted,
-            // A kernel thread never becomes anything else; its number may be another's one day.
+            // A kernel thread always remains one, but its number may go to another process one day.
             Err(TargetError::KernelThread(_)) => return Outcome::Without(pages, false),
             Err(_) => return Outcome::Gone,
         };
@@ -419,7 +421,7 @@ impl Look {
     }
 }
 
-/// How many pages a process has mapped, as `/proc/PID/statm` has it.
+/// How many pages a process has mapped, from `/proc/PID/statm`.
 fn mapped_pages(pid: u32) -> Option<u64> {
     proc_file::read_text(format!("/proc/{pid}/statm")).ok()?.split_whitespace().next()?.parse().ok()
 }

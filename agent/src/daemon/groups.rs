@@ -1,9 +1,9 @@
 //! What the cgroups of a process reveal: its container, its systemd unit, its Kubernetes pod.
 
-/// What is read from `/proc/PID/cgroup`.
+/// The content of `/proc/PID/cgroup`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Groups {
-    /// The path, in the hierarchy that tells most.
+    /// The path, in the hierarchy with the most information.
     pub path: String,
     /// The id of the container.
     pub container: Option<String>,
@@ -13,13 +13,13 @@ pub struct Groups {
     pub pod: Option<String>,
 }
 
-/// The digits of a container's id.
+/// The number of digits in a container's ID.
 const ID: usize = 64;
 
 impl Groups {
-    /// Reads the text of the file.
+    /// Parses the text of the file.
     pub fn of(text: &str) -> Self {
-        // Version 1 has a line for each controller, which nearly always say the same.
+        // Version 1 has a line for each controller; nearly always, all lines have the same path.
         let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
         let path = paths.max_by_key(|path| (container(path).is_some(), path.len())).unwrap_or_default();
         let units = path.rsplit('/').filter(|part| part.ends_with(".service") || part.ends_with(".scope"));
@@ -32,7 +32,8 @@ impl Groups {
         }
     }
 
-    /// The name of a service that people have set up as a unit; [`None`] for logins, and where the unit runs containers.
+    /// The name of a service that somebody has set up as a unit; [`None`] for logins, and for units that run
+    /// containers.
     pub fn service(&self) -> Option<&str> {
         let name = self.unit.as_deref()?.strip_suffix(".service")?;
         (self.container.is_none() && !name.starts_with("user@")).then_some(name)
@@ -57,7 +58,7 @@ fn pod(part: &str) -> Option<String> {
     is_id.then_some(id)
 }
 
-/// systemd writes `\x2d` for a `-` in names that it makes up.
+/// systemd writes `\x2d` for a `-` in names that it generates.
 fn unescaped(name: &str) -> String {
     name.replace("\\x2d", "-")
 }

@@ -1,4 +1,4 @@
-//! The labels on the profiles of a process.
+//! The attributes of a process's profiles.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,25 +19,25 @@ use super::config::AgentConfig;
 use super::groups::Groups;
 use super::rules::attribute;
 
-/// Of the environment of a process no more is read, in bytes.
+/// How many bytes of a process's environment to read at most.
 const ENVIRONMENT: u64 = 1 << 20;
 
-/// A process may say so many attributes of itself, of so many bytes each.
+/// How many attributes a process may set for itself, and how many bytes each value may have.
 const MOST_ATTRIBUTES: usize = 16;
 const LONGEST_VALUE: usize = 256;
 
-/// What attributes begin with that VMs tell.
+/// The prefix of attributes that come from VMs.
 const OF_VMS: &str = "luajit.";
 
 /// Attributes by container id.
 pub type ContainerAttributes = BTreeMap<String, BTreeMap<String, String>>;
 
-/// What holds for all processes of this host.
+/// The attributes that all processes of this host share.
 #[derive(Clone, Debug, Default)]
 pub struct HostAttributes(Vec<(&'static str, String)>);
 
 impl HostAttributes {
-    /// Those of the host that this process runs on.
+    /// Reads the attributes of the host that this process runs on.
     pub fn read() -> Self {
         let text = |path: &str| proc_file::read_text(path).map(|text| text.trim().to_owned()).unwrap_or_default();
         Self(vec![
@@ -48,13 +48,13 @@ impl HostAttributes {
         ])
     }
 
-    /// The name and id, for whatever has to be different on each host.
+    /// The host's name and ID, for whatever has to differ between hosts.
     pub fn identity(&self) -> String {
         self.0.iter().map(|(_, value)| value.as_str()).collect::<Vec<_>>().join("/")
     }
 }
 
-/// What can be told of a process without looking for its VMs.
+/// The attributes of a process that can be read without searching for its VMs.
 pub fn resource(
     process: &Process,
     host: &HostAttributes,
@@ -89,7 +89,7 @@ pub fn resource(
     told.into_iter().for_each(|(key, value)| resource.set(&key, value));
     config.labels.iter().for_each(|(key, value)| resource.set(key, value));
     let of_container = groups.container.iter().filter_map(|id| {
-        // Files have full ids; people write their first digits.
+        // Files have full IDs; people write the first digits.
         containers.iter().find(|(known, _)| known.len() >= 12 && id.starts_with(known.as_str()))
     });
     of_container.flat_map(|(_, attributes)| attributes).for_each(|(key, value)| resource.set(key, value));
@@ -99,7 +99,7 @@ pub fn resource(
     resource
 }
 
-/// Adds what the VMs of a process tell.
+/// Adds the attributes from the VMs of a process.
 pub fn add_vms(resource: &mut Resource, process: &Process, maps: &Maps, vms: &[Vm]) {
     let memory = process.memory();
     resource.set("luajit.vms", vms.len().to_string());
@@ -119,13 +119,13 @@ pub fn add_vms(resource: &mut Resource, process: &Process, maps: &Maps, vms: &[V
     resource.set("process.executable.build_id.gnu", build_id);
 }
 
-/// Adds what the VMs of a process have told before.
+/// Copies the attributes from VMs that were read before.
 pub fn take_vms(resource: &mut Resource, known: &Resource) {
     known.attributes().filter(|(key, _)| key.starts_with(OF_VMS)).for_each(|(key, value)| resource.set(key, value));
 }
 
-/// What an environment says of its process, as OpenTelemetry's SDKs read it: `OTEL_RESOURCE_ATTRIBUTES`, and `OTEL_SERVICE_NAME`
-/// in place of what that says of the service.
+/// The attributes in a process's environment, as OpenTelemetry's SDKs read them: `OTEL_RESOURCE_ATTRIBUTES`, and
+/// `OTEL_SERVICE_NAME`, which overrides the service in the former.
 fn told_by(environment: &[u8]) -> Vec<(String, String)> {
     let variable = |name: &str| {
         let mut variables = environment.split(|byte| *byte == 0);
@@ -140,20 +140,20 @@ fn told_by(environment: &[u8]) -> Vec<(String, String)> {
     told.map(|(key, value)| (short(&key), short(&value))).collect()
 }
 
-/// Whether a process may say this of itself. What is known of it otherwise, it may not.
+/// Whether a process may set this attribute for itself. It may not set what lj-trace finds out by other means.
 fn is_free(key: &str) -> bool {
     let known = ["process.", "host.", "luajit.", "os.", "linux.", attribute::UNIT, attribute::CONTAINER];
     !known.iter().any(|known| key.starts_with(known))
 }
 
-/// Text of a process, cut to what a label may have, and without anything that is no text.
+/// Text of a process, cut to the length of a label, and with everything escaped that is not plain text.
 fn short(text: &str) -> String {
     let text = Untrusted(text).text();
     let end = (0..=LONGEST_VALUE.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     text[..end].to_owned()
 }
 
-/// Values are percent-encoded where they have a comma or an equals sign in them.
+/// Values with a comma or an equals sign are percent-encoded.
 fn percent_decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

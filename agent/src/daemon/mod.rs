@@ -1,7 +1,8 @@
-//! `lj-trace agent`: all LuaJIT processes of a host, for as long as it runs.
+//! `lj-trace agent`: records all LuaJIT processes of a host, for as long as the agent runs.
 //!
-//! `discovery` finds processes, `rules` and `chosen` say which of them are recorded, `metadata` what their profiles are
-//! labelled with. The engine records them in one session; each interval goes to all `sinks`. `metrics` has what became of it.
+//! `discovery` finds processes, `rules` and `chosen` decide which of them to record, and `metadata` provides the
+//! attributes of their profiles. The engine records the processes in one session, and each interval goes to all
+//! `sinks`. `metrics` reports what became of it.
 
 mod chosen;
 pub mod config;
@@ -10,7 +11,7 @@ mod groups;
 pub mod metadata;
 mod metrics;
 mod own_usage;
-/// Ends when it is time for the next turn, or a process was found: it is not to wait, as it may exit soon.
+/// Waits until the next turn is due, or a process was found: such a process may exit soon, so it must not wait.
 async fn next_turn(ticks: &mut Interval, discovery: &Discovery) {
     tokio::select! {
         _ = ticks.tick() => {}
@@ -44,25 +45,25 @@ use own_usage::{Advice, OwnUsage};
 use ready::Ready;
 use sinks::HostSinks;
 
-/// How often it is looked who has exited.
+/// How often to check which processes have exited.
 const EXITS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often a service manager hears that it is alive.
+/// How often to tell a service manager that the agent is alive.
 const SIGN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A process that could not be recorded is tried again after so long.
+/// How long to wait before retrying a process that could not be recorded.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// One that has executed another program is looked at soon.
+/// How soon to check a process that has executed another program.
 const SOON: Duration = Duration::from_millis(100);
 
-/// Samples a second of which not fewer are taken, whatever the agent may use.
+/// The lowest sampling rate, in Hz, however much CPU time the agent uses.
 const LEAST_RATE: u32 = 1;
 
-/// Attaching to one process after the other keeps the others' samples waiting no longer than this.
+/// The longest time to spend on attaching before reading samples again, so that no buffer has to wait longer.
 const ATTACH_BUDGET: Duration = Duration::from_millis(50);
 
-/// What is read again when the agent is told to.
+/// What a reload reads again.
 pub struct Reloaded {
     /// The configuration.
     pub config: AgentConfig,
@@ -73,9 +74,9 @@ pub struct Reloaded {
 /// Why the agent stops recording.
 #[derive(Debug)]
 pub enum Ended {
-    /// It was told to.
+    /// It was asked to stop.
     Stopped,
-    /// What it is to record has changed so that all has to begin anew.
+    /// The configuration has changed in a way that requires a restart.
     Restart(Box<AgentConfig>),
 }
 
@@ -89,12 +90,12 @@ pub struct Daemon<'a> {
     usage: OwnUsage,
     metrics: Option<Metrics>,
     ready: Ready,
-    /// Of [`ChosenProcesses`].
+    /// The current period of [`ChosenProcesses`].
     period: u64,
     refused: u64,
-    /// Processes that are not recorded since the agent may not use more memory.
+    /// Whether some processes are not recorded because the agent may not use more memory.
     is_full: bool,
-    /// How often the rates were halved, since it used too much itself.
+    /// How often the rates were halved, because the agent itself used too much CPU time.
     halved: u32,
     next_round: Instant,
     next_exits: Instant,
@@ -102,10 +103,10 @@ pub struct Daemon<'a> {
 }
 
 impl<'a> Daemon<'a> {
-    /// Begins to look for processes. `options` say how each is recorded.
+    /// Starts looking for processes. `options` say how to record each of them.
     ///
     /// # Errors
-    /// The session cannot begin, or the address for metrics is taken.
+    /// The session cannot start, or the address for metrics is taken.
     pub fn start(
         config: AgentConfig,
         containers: ContainerAttributes,
@@ -120,7 +121,7 @@ impl<'a> Daemon<'a> {
         let session = Session::start(options, Vec::new(), &ready, now)?;
         let discovery = Discovery::start(Arc::clone(&config), Arc::new(containers), host.clone());
         let discovery = discovery.map_err(|error| EngineError::io("start a thread", &error))?;
-        // Ten thousand hosts that were started at once do not send at once.
+        // Ten thousand hosts that start at the same time must not send at the same time.
         let first = config.interval.mul_f64(fastrand::f64());
         Ok(Self {
             period: ChosenProcesses::period(&config),
@@ -141,12 +142,12 @@ impl<'a> Daemon<'a> {
         })
     }
 
-    /// Whether what was loaded into the kernel can still be reached.
+    /// Whether the programs and maps in the kernel can still be used.
     pub fn is_in_reach(&self) -> bool {
         self.session.recordings().all(lj_trace_engine::Recording::is_in_reach)
     }
 
-    /// Records until it is told to stop, or has to begin anew.
+    /// Records until it is asked to stop, or has to restart.
     pub async fn run(
         &mut self,
         stop: impl Future<Output = ()>,
@@ -176,9 +177,9 @@ impl<'a> Daemon<'a> {
         }
     }
 
-    /// What is done all the time; false if processes wait that were found.
+    /// One turn of the main loop; false if found processes still wait.
     fn turn(&mut self) -> bool {
-        // What fails for one process ends the recording of that one.
+        // A failure in one process only ends the recording of that process.
         if let Err(error) = self.session.drain() {
             say(Priority::Warning, &format!("lj-trace: {}", error.message));
         }
@@ -209,7 +210,7 @@ impl<'a> Daemon<'a> {
         are_all_attached
     }
 
-    /// Records what was found, for some time; whether that was all.
+    /// Starts recording found processes, for a limited time. Returns whether those were all.
     fn attach(&mut self) -> bool {
         let began = Instant::now();
         while began.elapsed() < ATTACH_BUDGET {
@@ -224,7 +225,7 @@ impl<'a> Daemon<'a> {
             if let Err(error) = self.session.try_add(target, &self.ready) {
                 self.refused += 1;
                 self.sinks.forget(pid);
-                // One that has exited meanwhile is nobody's fault.
+                // A process that has exited meanwhile needs no message.
                 if error.failure != lj_trace_engine::Failure::NoProcess {
                     let text = format!("lj-trace: process {pid} is not recorded: {}", error.message);
                     say(Priority::Warning, &text);
@@ -235,7 +236,7 @@ impl<'a> Daemon<'a> {
         false
     }
 
-    /// Parts with processes that have exited, or execute another program, or are not chosen any more.
+    /// Drops processes that have exited, have executed another program, or are not chosen any more.
     fn end_over(&mut self) {
         let before: Vec<u32> = self.pids().collect();
         self.session.end_over();
@@ -247,7 +248,7 @@ impl<'a> Daemon<'a> {
         self.part_with(&before, SOON);
     }
 
-    /// Has those of `before` looked at again that are recorded no more.
+    /// Makes discovery check those of `before` again that are no longer recorded.
     fn part_with(&self, before: &[u32], after: Duration) {
         let left: Vec<u32> = self.pids().collect();
         for &pid in before.iter().filter(|pid| !left.contains(pid)) {
@@ -263,7 +264,7 @@ impl<'a> Daemon<'a> {
     fn end_round(&mut self) {
         match self.session.rotate() {
             Ok(true) => self.sinks.end_round(),
-            // It is tried again with the next turn.
+            // The next turn tries again.
             Ok(false) => {}
             Err(error) => say(Priority::Warning, &format!("lj-trace: {}", error.message)),
         }
@@ -301,7 +302,7 @@ impl<'a> Daemon<'a> {
     fn use_less_memory(&mut self) {
         let (used, limit) = (self.usage.usage().memory >> 20, self.usage.limits().memory >> 20);
         let all: Vec<u32> = self.pids().collect();
-        // The last that came: those that were there before have their history.
+        // Drop the processes that came last: the others have a history that should continue.
         let kept = all.len() - all.len().div_ceil(8);
         let text = format!(
             "lj-trace: uses {used} MiB, and may use {limit} MiB: {} of {} processes are recorded no more (limits.memory allows \
@@ -316,7 +317,7 @@ impl<'a> Daemon<'a> {
         self.part_with(&all, RETRY);
     }
 
-    /// Takes on another configuration; why it has to begin anew, if it has to.
+    /// Applies another configuration. Returns why the agent has to restart, if it has to.
     fn reload(&mut self, reloaded: Reloaded) -> Option<Ended> {
         let Reloaded { config, containers } = reloaded;
         let needs_restart = |old: &AgentConfig, new: &AgentConfig| {
@@ -336,7 +337,7 @@ impl<'a> Daemon<'a> {
         let chosen = ChosenProcesses::at(self.period, config, &host.identity());
         self.session.end_unless(|process| {
             let mut resource = metadata::resource(process, host, config, &containers);
-            // What its VMs tell was found out when it joined.
+            // The attributes from its VMs were read when recording began.
             if let Some(known) = sinks.resource(process.pid()) {
                 metadata::take_vms(&mut resource, &known);
             }
@@ -360,7 +361,7 @@ impl<'a> Daemon<'a> {
         }
     }
 
-    /// Ends all recordings, and sends what there is.
+    /// Ends all recordings, and sends what is left.
     pub fn finish(self) {
         let Self { session, sinks, ready, .. } = self;
         if let Err(error) = session.finish(Ok(Stop::Signal), &ready) {

@@ -1,4 +1,4 @@
-//! What the agent itself uses, and whether that exceeds its limits.
+//! The agent's own use of CPU time and memory, and whether it exceeds the limits.
 
 use std::time::{Duration, Instant};
 
@@ -7,59 +7,59 @@ use lj_trace_process::proc_file;
 use super::config::OwnLimits;
 use lj_trace_process::clocks::ClockId;
 
-/// CPU time is measured over so long, at least.
+/// The least time over which CPU time is measured.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// What is said of the CPU time that it takes to attach holds for the beginning alone.
+/// The CPU use of the first seconds says nothing about later ones: attaching takes CPU time at the start only.
 const ATTACHING: Duration = Duration::from_secs(30);
 
-/// What it uses.
+/// The agent's own use.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
     /// CPU time, as a share of one CPU.
     pub cpu: f64,
-    /// Memory that is its own or in its share, in bytes.
+    /// Private memory, and its part of shared memory, in bytes.
     pub memory: u64,
 }
 
-/// What is to be done about it.
+/// How to adapt to the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// It uses more CPU time than it may: fewer samples are to be taken.
+    /// The agent uses more CPU time than it may, so it should take fewer samples.
     FewerSamples,
-    /// It has used much less than it may, for long: more samples can be taken again.
+    /// For long, the agent has used much less CPU time than it may, so it can take more samples again.
     MoreSamples,
-    /// It uses more memory than it may: fewer processes are to be recorded.
+    /// The agent uses more memory than it may, so it should record fewer processes.
     FewerProcesses,
 }
 
-/// Twice as many samples cost less than twice as much. What is a smaller share of the limit than that leaves room for them.
+/// Twice as many samples cost less than twice as much. Below this share of the limit, there is room for them.
 const LITTLE: f64 = 0.4;
 
-/// For how long it has to use little until more samples are taken again: at first, and when that was too much several times.
+/// How long the use must be low before more samples are taken again: at first, and after several failed attempts.
 const FIRST_PATIENCE: Duration = Duration::from_secs(15);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Measures it.
+/// Measures the agent's use.
 #[derive(Debug)]
 pub struct OwnUsage {
     limits: OwnLimits,
     began: Instant,
     last: Option<(Instant, Duration)>,
     usage: Usage,
-    /// Since when it has used little.
+    /// Since when the use has been low.
     little_since: Option<Instant>,
     patience: Duration,
 }
 
 impl OwnUsage {
-    /// From now on.
+    /// Starts measuring now.
     pub fn new(limits: OwnLimits, now: Instant) -> Self {
         let (usage, little_since) = (Usage::default(), None);
         Self { limits, began: now, last: None, usage, little_since, patience: FIRST_PATIENCE }
     }
 
-    /// Measures, if it is time to; what follows from it.
+    /// Measures if it is time to, and returns what to change.
     pub fn look(&mut self, now: Instant) -> Option<Advice> {
         if self.last.is_some_and(|(last, _)| now.duration_since(last) < INTERVAL) {
             return None;
@@ -94,18 +94,18 @@ impl OwnUsage {
         })
     }
 
-    /// What it used when it was last measured.
+    /// The last measured use.
     pub fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// What it may use.
+    /// The limits.
     pub fn limits(&self) -> &OwnLimits {
         &self.limits
     }
 }
 
-/// Bytes of memory that are in use and are no pages of files, which the kernel takes back whenever it needs them.
+/// Bytes of resident memory without file pages, because the kernel takes those back whenever it needs them.
 fn resident() -> Option<u64> {
     let text = proc_file::read_text("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(with(0.06, 101 << 20).judge(begin), Some(Advice::FewerProcesses));
     }
 
-    /// Whatever it uses, it comes to rest: what was too much is tried again less and less often.
+    /// Whatever the use is, the rate settles: a rate that was too high is retried less and less often.
     #[test]
     fn rates_rise_again_and_do_not_swing() {
         for (base, each) in [(0.0, 0.001), (0.01, 0.004), (0.02, 0.002), (0.001, 0.02), (0.03, 0.03)] {
@@ -152,7 +152,7 @@ mod tests {
             assert!(halved == 4 || fits(halved), "{base} {each}: {halved}");
             assert!(changes < 150, "{base} {each}: {changes} changes in 60 hours");
             assert!(halved == 4 || over < LOOKS / 50, "{base} {each}: too much in {over} looks of {LOOKS}");
-            // Nothing keeps it lower than it has to be by more than the margin.
+            // The rate is not lower than it has to be by more than the margin.
             let could_be_more = halved > 0 && base + each * f64::from(19 >> halved) < 0.05 * LITTLE && fits(halved - 1);
             assert!(!could_be_more, "{base} {each}: {halved}");
         }

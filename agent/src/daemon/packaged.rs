@@ -13,7 +13,8 @@ use super::rules::Rule;
 const PACKAGED: &str = include_str!("../../../packaging/agent.toml");
 const PAGE: &str = include_str!("../../../docs/agent.md");
 
-/// The file with settings (`#key = ...`) in force, and with examples (`#   key = ...`) too if these are wanted.
+/// The file with all settings (`#key = ...`) uncommented, and with the examples (`#   key = ...`), too, if `examples`
+/// is set.
 fn in_force(examples: bool) -> String {
     let line = |line: &'static str| {
         let setting = line.strip_prefix('#').filter(|rest| !rest.starts_with(' ') && !rest.is_empty());
@@ -35,7 +36,7 @@ fn the_examples_are_taken_and_show_defaults() {
     let config = AgentConfig::parse(&in_force(true)).unwrap();
     assert_eq!((config.select.len(), config.drop.len(), config.service.len(), config.sink.len()), (1, 1, 1, 1));
     let sink = config.sinks().servers.remove(0);
-    // What has no default is an example.
+    // A setting without a default is an example.
     let by_default = SinkConfig::new(sink.kind, &sink.url);
     let own = SinkConfig {
         path: sink.path.clone(),
@@ -52,7 +53,7 @@ fn the_examples_are_taken_and_show_defaults() {
     assert!(config.store.is_some_and(|store| store.host.is_some() && store.remote.is_some()));
 }
 
-/// The keys that a table takes, as it says itself when it is given another.
+/// The keys that a table accepts, from the error message for an unknown key.
 fn keys<T: DeserializeOwned + Debug>() -> BTreeSet<String> {
     let message = toml::from_str::<T>("not-one-of-them = 1").unwrap_err().to_string();
     let expected = message.split_once("expected").unwrap().1;

@@ -1,4 +1,4 @@
-//! What a service manager and the journal hear of the agent.
+//! What the agent reports to a service manager and the journal.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use lj_trace_probes::journal::{Priority, say};
 use super::config::AgentConfig;
 use crate::service::notify::Notifier;
 
-/// Tells them.
+/// Reports to both.
 #[derive(Debug, Default)]
 pub struct Ready(Notifier);
 
 impl Ready {
-    /// It looks for processes from now on.
+    /// Reports that the agent looks for processes from now on.
     pub fn tell(&self, config: &AgentConfig) {
         let text = format!("recording all LuaJIT processes: {config}");
         say(Priority::Info, &text);
         self.0.ready(&text);
     }
 
-    /// It goes on: to be said every second.
+    /// Reports that the agent is alive; to be called every second.
     pub fn is_alive(&self, status: impl FnOnce() -> String) {
         self.0.is_alive();
         self.0.progress(status);

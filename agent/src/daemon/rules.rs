@@ -5,25 +5,25 @@ use serde::Deserialize;
 
 use super::config::AgentConfig;
 
-/// Chooses processes by what their profiles are labelled with. All that it says has to hold.
+/// Selects processes by the attributes of their profiles. All conditions of a rule must hold.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Rule {
-    /// The name of the command or of its file.
+    /// The name of the command or of its executable.
     pub name: Option<String>,
     /// The systemd unit, with or without `.service`.
     pub unit: Option<String>,
-    /// The id of the container, or the first digits of it.
+    /// The ID of the container, or its first digits.
     pub container: Option<String>,
     /// An attribute of its profiles, as `KEY=VALUE`: `service.name=shop`.
     pub label: Option<String>,
 }
 
-/// Names of attributes that rules look at.
+/// The names of the attributes that rules use.
 pub mod attribute {
     /// The name of the command.
     pub const COMMAND: &str = "process.command.name";
-    /// The file that the process executes, without its folder.
+    /// The executable's file name, without its directory.
     pub const EXECUTABLE: &str = "process.executable.name";
     /// The systemd unit.
     pub const UNIT: &str = "systemd.unit";
@@ -32,12 +32,12 @@ pub mod attribute {
 }
 
 impl Rule {
-    /// Whether it says nothing.
+    /// Whether it has no conditions.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether it chooses a process with this resource.
+    /// Whether the rule matches a process with these attributes.
     pub fn chooses(&self, resource: &Resource) -> bool {
         let is = |key: &str, wanted: &str| resource.get(key) == Some(wanted);
         let has = |wanted: &Option<String>, test: &dyn Fn(&str) -> bool| wanted.as_deref().is_none_or(test);
@@ -51,10 +51,10 @@ impl Rule {
             && has(&self.label, &|label| label.split_once('=').is_some_and(|(key, value)| is(key, value)))
     }
 
-    /// Reads a rule of the command line: `name=nginx`, `unit=shop`, `service.name=shop`.
+    /// Parses a rule of the command line: `name=nginx`, `unit=shop`, `service.name=shop`.
     ///
     /// # Errors
-    /// What was expected.
+    /// A message that says what was expected.
     pub fn parse(text: &str) -> Result<Self, String> {
         const EXPECTED: &str = "expected KEY=VALUE with name, unit, container or an attribute as the key: name=nginx";
         let (key, value) =
@@ -69,17 +69,17 @@ impl Rule {
     }
 }
 
-/// Why a process is left out.
+/// Why a process is not recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeftOut {
-    /// Rules select others.
+    /// The rules select other processes.
     NotSelected,
     /// A rule drops it.
     Dropped,
 }
 
 impl LeftOut {
-    /// In a few words.
+    /// The reason in a few words.
     pub fn describe(self) -> &'static str {
         match self {
             Self::NotSelected => "no `select` rule chooses it",
@@ -89,7 +89,7 @@ impl LeftOut {
 }
 
 impl AgentConfig {
-    /// Why a process with this resource is left out; [`None`] if it is recorded.
+    /// Why a process with these attributes is not recorded; [`None`] if it is.
     pub fn leaves_out(&self, resource: &Resource) -> Option<LeftOut> {
         let any = |rules: &[Rule]| rules.iter().any(|rule| rule.chooses(resource));
         if !self.select.is_empty() && !any(&self.select) {

@@ -1,4 +1,4 @@
-//! What the kernel can do.
+//! The kernel's features.
 
 use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
@@ -14,12 +14,12 @@ use lj_trace_text::bytes;
 use super::{Area, Check, Purpose, Verdict, read};
 
 const BOTH: [Purpose; 2] = [Purpose::Sysprof, Purpose::Memprof];
-/// What trying the kernel takes.
+/// The capabilities that are needed to try out the kernel.
 const NEEDED: [Capability; 2] = [Capability::Bpf, Capability::Perfmon];
 
 pub fn checks() -> Vec<Check> {
     let mut checks = vec![version(), btf(), lockdown()];
-    // Without these all that follows is refused, which is told once, together with them.
+    // Without these capabilities, the kernel refuses everything below. That is reported once, with the capabilities.
     let effective = Capabilities::effective();
     if !NEEDED.iter().all(|&capability| effective.has(capability)) {
         let names = NEEDED.map(Capability::name).join(" and ");
@@ -105,7 +105,7 @@ fn uprobe_multi() -> Check {
     }
 }
 
-/// Tries what is used in place of `uprobe_multi`.
+/// Tries the probes that replace `uprobe_multi`.
 fn classic_probes(name: &str, why: &str) -> Check {
     let Err(error) = calibrate::try_probe(Mechanism::Classic) else {
         return check(name, Verdict::Ok, format!("{why}: the allocator is probed by perf events, which work"));
@@ -135,7 +135,7 @@ fn uprobe_session() -> Check {
     }
 }
 
-/// What could not be tried, although the capabilities for it are there.
+/// A feature that could not be tried, although lj-trace has the capabilities.
 fn untried(name: &str, error: &str) -> Check {
     check(name, Verdict::Note, format!("could not be tried: {error}")).fix("run as root: `sudo lj-trace doctor`")
 }
@@ -173,7 +173,7 @@ fn clock() -> Check {
     }
 }
 
-/// Has the kernel's verifier look at the very programs that a recording uses.
+/// Makes the kernel's verifier check the very programs that a recording uses.
 fn programs(name: &str, wanted: Wanted, mode: Purpose) -> Check {
     let error = match Programs::try_load(wanted) {
         Ok(()) => return check(name, Verdict::Ok, "accepted by the kernel"),

@@ -4,7 +4,7 @@ use lj_trace_text::bytes;
 
 use super::{Area, Check, Purpose, Verdict, read, status_field};
 
-/// What lj-trace needs with its buffers: they count as its memory.
+/// The memory that lj-trace needs, including its buffers, in bytes.
 const ENOUGH_MEMORY: u64 = 96 << 20;
 
 pub fn checks() -> Vec<Check> {
@@ -43,7 +43,7 @@ fn pid_namespace() -> Check {
     }
 }
 
-/// The tightest memory limit on the way up from the cgroup of this process, for both versions of cgroups.
+/// The tightest memory limit among the cgroup of this process and its parents, for both versions of cgroups.
 fn cgroup_memory_limit(cgroups: &str) -> Option<u64> {
     let mut limits = Vec::new();
     for line in cgroups.lines() {

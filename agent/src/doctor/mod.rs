@@ -1,7 +1,7 @@
-//! What this kernel, these privileges and a target allow, and how to get what is missing.
+//! Finds out what this kernel, the privileges and a target allow, and how to get what is missing.
 //!
-//! Features are tried out rather than concluded from version numbers: distributions backport them, and containers
-//! take them away.
+//! It tries features out rather than deriving them from version numbers: distributions backport features, and
+//! containers take them away.
 
 mod kernel;
 mod limits;
@@ -13,54 +13,54 @@ use serde::Serialize;
 
 use lj_trace_process::TargetError;
 
-/// All that was found.
+/// The results of all checks.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diagnosis {
-    /// Whether there is no problem.
+    /// Whether there are no problems.
     pub well: bool,
     /// What each mode can do.
     pub modes: Vec<Ability>,
     /// All checks, area by area.
     pub checks: Vec<Check>,
-    /// Whether a process was looked at.
+    /// Whether a process was checked.
     #[serde(skip)]
     has_target: bool,
 }
 
-/// What was checked, and what came out.
+/// A check and its result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
-    /// What it is about.
+    /// The area that it belongs to.
     pub area: Area,
     /// What was checked: `BTF`, `CAP_BPF`.
     pub name: String,
-    /// Whether that is good.
+    /// Whether the result is good.
     pub verdict: Verdict,
     /// What was found.
     pub found: String,
-    /// What to do about it.
+    /// How to fix it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
-    /// The modes that a problem stops, or a note concerns.
+    /// The modes that a problem affects, or a note concerns.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub affects: Vec<Purpose>,
 }
 
-/// What a check is about.
+/// The area of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Area {
-    /// What the kernel can do.
+    /// The kernel's features.
     Kernel,
-    /// What lj-trace may do.
+    /// The privileges of lj-trace.
     Privileges,
-    /// What a container or a service manager has limited.
+    /// Limits set by a container or a service manager.
     Limits,
-    /// The process that is to be profiled.
+    /// The process to profile.
     Target,
 }
 
-/// How good a finding is.
+/// How good a result is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -72,7 +72,7 @@ pub enum Verdict {
     Problem,
 }
 
-/// What lj-trace can do with a process.
+/// A mode of lj-trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Purpose {
@@ -80,7 +80,7 @@ pub enum Purpose {
     Sysprof,
     /// `record --mode memprof`: what allocates memory.
     Memprof,
-    /// `dump` and `list`: what is executed right now.
+    /// `dump` and `list`: what is being executed right now.
     Dump,
 }
 
@@ -97,7 +97,7 @@ impl Purpose {
     }
 }
 
-/// What a mode can do here.
+/// Whether a mode works here.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ability {
     /// The mode.
@@ -140,14 +140,14 @@ pub fn diagnose(pid: Option<u32>) -> Result<Diagnosis, TargetError> {
 }
 
 impl Diagnosis {
-    /// Whether privileges are all that is missing.
+    /// Whether missing privileges are the only problem.
     pub fn lacks_privileges_only(&self) -> bool {
         let mut problems = self.checks.iter().filter(|check| check.verdict == Verdict::Problem);
         !self.well && problems.all(|check| check.area == Area::Privileges)
     }
 }
 
-/// What a mode can do, given what was found.
+/// Whether a mode works, given these results.
 fn ability(mode: Purpose, checks: &[Check]) -> Ability {
     let concerning = |verdict| {
         let is_it = move |check: &&Check| check.verdict == verdict && check.affects.contains(&mode);
@@ -167,7 +167,7 @@ fn ability(mode: Purpose, checks: &[Check]) -> Ability {
     Ability { mode, works: true, shows: format!("{what}{limits}") }
 }
 
-/// A file's text without the line's end; [`None`] if it cannot be read.
+/// The text of a file without a final line end; [`None`] if it cannot be read.
 fn read(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim_end().to_owned())
 }

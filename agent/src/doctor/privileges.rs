@@ -47,7 +47,7 @@ fn capabilities(effective: Capabilities) -> Vec<Check> {
     checks
 }
 
-/// The initial user namespace maps all of 2^32 ids to themselves (user_namespaces(7)).
+/// The initial user namespace maps all 2^32 IDs to themselves (user_namespaces(7)).
 fn user_namespace(uid_map: &str) -> Check {
     let numbers: Vec<&str> = uid_map.split_whitespace().collect();
     if numbers.is_empty() || numbers == ["0", "0", "4294967295"] {
@@ -77,7 +77,7 @@ fn sysctls(effective: Capabilities, read: impl Fn(&str) -> Option<String>) -> Ve
     if let Some(paranoid) = number("perf_event_paranoid") {
         let (verdict, meaning) = match () {
             () if effective.has(Capability::SysAdmin) => (Verdict::Ok, "does not apply with CAP_SYS_ADMIN"),
-            // What these levels mean is up to them: the mainline kernel knows them not.
+            // The mainline kernel has no such levels; their meaning depends on the distribution.
             () if paranoid >= 3 => (
                 Verdict::Note,
                 "Debian's and Ubuntu's kernels want CAP_SYS_ADMIN for sampling from 3 on, others CAP_PERFMON",

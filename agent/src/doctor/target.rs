@@ -1,4 +1,4 @@
-//! What can be seen of a process, and what cannot.
+//! What can be read of a process, and what cannot.
 
 use lj_trace_luajit::{Vm, find_vms};
 use lj_trace_probes::allocator::Allocator;
@@ -14,12 +14,12 @@ use super::{Area, Check, Purpose, Verdict, read, status_field};
 pub fn checks(pid: u32) -> Result<Vec<Check>, TargetError> {
     let process = match Process::open(pid) {
         Ok(process) => process,
-        // What else is known of this host is worth telling.
+        // The other checks of this host are still worth showing.
         Err(TargetError::NotPermitted { pid, path, why }) => {
             let found = format!("not permitted to look at process {pid} ({path})");
             let refused =
                 |found, fix| Check { area: Area::Privileges, ..check("process", Verdict::Problem, found).fix(fix) };
-            // Its own check says why, and what to do.
+            // The check of this capability says why, and what to do.
             let refused = if Capabilities::effective().has(Capability::SysPtrace) {
                 refused(format!("{found}: {why}"), "run as root: `sudo lj-trace doctor`")
             } else {
@@ -50,7 +50,7 @@ fn check(name: &str, verdict: Verdict, found: impl Into<String>) -> Check {
     Check::new(Area::Target, name, verdict, found)
 }
 
-/// Who else has to do with the process.
+/// Other tools that affect the process.
 fn others(pid: u32) -> Vec<Check> {
     let status = read(&format!("/proc/{pid}/status")).unwrap_or_default();
     let mut checks = Vec::new();
@@ -70,7 +70,7 @@ fn others(pid: u32) -> Vec<Check> {
     checks
 }
 
-/// Whether the code of the process is what its files have.
+/// Whether the code of the process equals the code in its files.
 fn code(process: &Process, maps: &Maps) -> Vec<Check> {
     const MOST: u64 = 1 << 30;
     let found = breakpoints::find(process, maps, MOST);
@@ -80,7 +80,7 @@ fn code(process: &Process, maps: &Maps) -> Vec<Check> {
     found.iter().map(|file| check("code", Verdict::Note, file.describe(process.pid()))).collect()
 }
 
-/// Whether a return probe ends with the system call `uretprobe`, and filters see it: Linux 6.11 to 6.13 on x86-64
+/// Whether return probes use the system call `uretprobe`, which seccomp filters see: Linux 6.11 to 6.13 on x86-64
 /// (commits 190fec72df4a and cf6cb56ef244).
 fn return_probes_are_system_calls() -> bool {
     let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();

@@ -12,7 +12,7 @@ impl fmt::Display for Diagnosis {
                 writeln!(f, "{}", heading(check.area))?;
             }
             write_check(f, check)?;
-            // What mends several checks is told below the last of those that stand together.
+            // A fix for several adjacent checks is shown once, below the last of them.
             let next = self.checks.get(index + 1).and_then(|next| next.fix.as_ref());
             if let Some(fix) = check.fix.as_ref().filter(|fix| next != Some(fix) && !told.contains(fix)) {
                 writeln!(f, "           fix: {fix}")?;
@@ -49,7 +49,7 @@ fn write_check(f: &mut fmt::Formatter<'_>, check: &Check) -> fmt::Result {
         Verdict::Note => "note",
         Verdict::Problem => "PROBLEM",
     };
-    // Several lines belong under the first one.
+    // Further lines are indented below the first one.
     let found = check.found.replace('\n', "\n           ");
     writeln!(f, "  {mark:7}  {}: {found}", check.name)
 }

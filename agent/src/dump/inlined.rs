@@ -1,4 +1,4 @@
-//! The functions inlined into a trace from which a waiting thread has called native code.
+//! Finds the functions inlined into a trace from which a waiting thread has called native code.
 
 use lj_trace_common::event::{SampleHeader, SampledRegisters, reg};
 use lj_trace_luajit::trace::{self, Hit, Traces, is_on_trace};
@@ -8,23 +8,23 @@ use super::stack::DumpTarget;
 use lj_trace_engine::coroutines::{CoroutineSnapshot, LuaStack};
 use lj_trace_engine::stack::Innermost;
 
-/// A thread that waits, and the coroutine that runs on it.
+/// A waiting thread, and the coroutine that runs on it.
 pub struct Inlined<'a> {
     pub target: &'a DumpTarget<'a>,
     /// The index of the coroutine's VM.
     pub vm: usize,
     pub snapshot: &'a CoroutineSnapshot,
-    /// The thread's native stack, unwound,
+    /// The thread's native stack after unwinding.
     pub native: &'a NativeStack,
-    /// and as it was copied.
+    /// The raw copy of that stack.
     pub stack: StackCopy<'a>,
-    /// Its registers, and whether all of them are known, rather than its program counter and stack pointer alone.
+    /// Its registers, and whether all of them are known, not only the program counter and the stack pointer.
     pub registers: (SampledRegisters, bool),
 }
 
 impl Inlined<'_> {
-    /// Puts the frames within the trace on top of the coroutine's Lua stack, in place of the frame that the trace
-    /// runs in. Gives the number of the trace; none if it is not on one, or nothing is known of it.
+    /// Puts the frames inside the trace on top of the coroutine's Lua stack, in place of the frame that the trace runs
+    /// in. Returns the number of the trace; [`None`] if the thread is not in a trace, or its trace is unknown.
     pub fn enter(&self, lua: &mut LuaStack, traces: &mut Traces) -> Option<u16> {
         let Self { target, vm: index, snapshot, native, stack, registers: (registers, are_all_known) } = *self;
         let vm = target.vms.get(index)?;
@@ -41,7 +41,7 @@ impl Inlined<'_> {
             ..SampleHeader::default()
         };
         if !are_all_known {
-            // No exit has this number: only registers that were really sampled can name one.
+            // No exit has this number: only registers from a real sample can name an exit.
             header.registers[reg::EXIT_NUMBER] = u64::MAX;
         }
         if !is_on_trace(vm, &header, native) {

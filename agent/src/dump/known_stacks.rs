@@ -1,4 +1,4 @@
-//! Stacks that many coroutines share: each is named once, and kept once.
+//! Stacks that many coroutines share: each is named once, and stored once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use lj_trace_engine::coroutines::WalkedStack;
 
 use super::FrameDump;
 
-/// Frames with their names, shared by all that have the same.
+/// Frames with their names, shared by all coroutines with the same frames.
 pub type SharedFrames = Arc<[FrameDump]>;
 
-/// What different stacks may take together, in bytes. A million coroutines have some hundred different ones, unless their
-/// local variables are asked for.
+/// How many bytes distinct stacks may take together. A million coroutines have some hundred distinct stacks, unless
+/// their local variables are requested.
 const ROOM: usize = 256 << 20;
 
-/// Walks of which it is kept what stack they lead to.
+/// How many walks to remember with their stacks.
 const MAX_WALKS: usize = 1 << 14;
 
-/// The stacks that were met.
+/// The stacks so far.
 #[derive(Debug, Default)]
 pub struct KnownStacks {
     stacks: HashSet<SharedFrames>,
@@ -26,7 +26,7 @@ pub struct KnownStacks {
 }
 
 impl KnownStacks {
-    /// The one copy of these frames; [`None`] if there is no room for more.
+    /// The single copy of these frames; [`None`] if there is no room for more.
     pub fn keep(&mut self, frames: Vec<FrameDump>) -> Option<SharedFrames> {
         if let Some(known) = self.stacks.get(frames.as_slice()) {
             return Some(known.clone());
@@ -41,12 +41,12 @@ impl KnownStacks {
         Some(frames)
     }
 
-    /// The frames that a walk is known to lead to.
+    /// The frames that a remembered walk leads to.
     pub fn of_walk(&self, walked: &WalkedStack) -> Option<SharedFrames> {
         self.by_walk.get(walked).cloned()
     }
 
-    /// Notes what a walk leads to.
+    /// Remembers which frames a walk leads to.
     pub fn note(&mut self, walked: WalkedStack, frames: &SharedFrames) {
         if self.by_walk.len() < MAX_WALKS {
             self.by_walk.insert(walked, frames.clone());
@@ -54,7 +54,7 @@ impl KnownStacks {
     }
 }
 
-/// What a frame takes, about.
+/// Roughly how many bytes a frame takes.
 fn size(frame: &FrameDump) -> usize {
     let texts = [&frame.source, &frame.module].into_iter().flatten().map(String::len).sum::<usize>();
     let locals = frame.locals.iter().flatten().map(|local| size_of_val(local) + local.name.len() + local.value.len());

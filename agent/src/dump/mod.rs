@@ -1,9 +1,9 @@
-//! What a process is executing right now: every coroutine of every VM with its Lua stack, every thread with its native
-//! stack and the Lua stacks on it, without eBPF.
+//! What a process is executing right now, without eBPF: every coroutine of every VM with its Lua stack, and every
+//! thread with its native stack and the Lua stacks on it.
 //!
-//! The process runs on while it is read. So everything is read twice, and what differed is read again, a few times;
-//! what still differs is said to have been in motion. Threads that run are shown by a sample (`sampled.rs`) where the kernel
-//! lets lj-trace take some, or the whole process is stopped for as long as it is read.
+//! The process continues to run while lj-trace reads it. So everything is read twice, and what differed is read again,
+//! a few times; what still differs is reported as in motion. Running threads are shown by a sample (`sampled.rs`) if
+//! the kernel allows that; or the whole process is stopped while it is read.
 
 mod inlined;
 mod known_stacks;
@@ -22,7 +22,7 @@ pub use take::{Precision, StoppedProcess, take};
 
 use lj_trace_luajit::status::{VmSummary, hexadecimal};
 
-/// What a process executes.
+/// Everything that a process is executing.
 #[derive(Clone, Debug, Serialize)]
 pub struct Dump {
     /// The process.
@@ -33,12 +33,12 @@ pub struct Dump {
     pub threads: Vec<ThreadDump>,
     /// Its VMs.
     pub vms: Vec<VmDump>,
-    /// How long it took to look at all of this, in milliseconds.
+    /// How long it took to read all of this, in milliseconds.
     pub milliseconds: f64,
-    /// If it was stopped meanwhile: for how long, in milliseconds.
+    /// If the process was stopped: for how long, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paused: Option<f64>,
-    /// Whether the time for which it may be stopped was over before all of it was read.
+    /// Whether the time limit for stopping it was reached before everything was read.
     pub went_on: bool,
 }
 
@@ -49,18 +49,18 @@ pub struct ThreadDump {
     pub tid: u32,
     /// Its name.
     pub name: String,
-    /// What it does: `sleeping`, `running`.
+    /// What the thread does: `sleeping`, `running`.
     pub state: &'static str,
     /// How its stack was seen.
     pub seen_by: SeenBy,
-    /// Why its native stack is not known, or not exact.
+    /// Why its native stack is unknown or inexact.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Whether it moved while it was read: then its frames may not belong together.
+    /// Whether it moved while it was read; then its frames may not belong together.
     pub in_motion: bool,
     /// Its frames, native and Lua, innermost first.
     pub frames: Vec<FrameDump>,
-    /// The coroutines that are on its stack, innermost first: addresses of their `lua_State`s.
+    /// The coroutines on its stack, innermost first: the addresses of their `lua_State`s.
     #[serde(serialize_with = "hexadecimals")]
     pub coroutines: Vec<u64>,
 }
@@ -69,38 +69,38 @@ pub struct ThreadDump {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SeenBy {
-    /// It waits, and the kernel tells where.
+    /// The thread waits, and the kernel says where.
     Wait,
-    /// It runs, and a sample has hit it: exactly as it was at that moment.
+    /// The thread runs, and a sample has hit it: exact for that moment.
     Sample,
-    /// It was stopped.
+    /// The thread was stopped.
     Stop,
-    /// It runs, and this is what its VM has noted down: the innermost frames are not exact.
+    /// The thread runs, and its VM's own records give this stack: the innermost frames are not exact.
     Vm,
-    /// It was not.
+    /// The stack was not seen.
     Nothing,
 }
 
 /// A VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct VmDump {
-    /// What it is and has.
+    /// The VM's kind and contents.
     #[serde(flatten)]
     pub summary: VmSummary,
     /// Its state, as in sysprof's streams: `CFUNC`, `TRACE`.
     pub state: String,
     /// Its coroutines.
     pub coroutines: Vec<CoroutineDump>,
-    /// Whether these are all coroutines: its heap may be too large to look through.
+    /// Whether these are all coroutines: the heap may be too large to search.
     pub complete: bool,
-    /// How many others there are that are not shown: it would have taken too long, or too much memory.
+    /// How many more coroutines there are. Showing them would have taken too long, or too much memory.
     pub left_out: usize,
 }
 
 /// A coroutine.
 #[derive(Clone, Debug, Serialize)]
 pub struct CoroutineDump {
-    /// Address of its `lua_State`.
+    /// The address of its `lua_State`.
     #[serde(serialize_with = "hexadecimal")]
     pub address: u64,
     /// Whether it is its VM's main thread.
@@ -110,9 +110,9 @@ pub struct CoroutineDump {
     /// The thread whose stack it is on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tid: Option<u32>,
-    /// Whether it moved while it was read: then its frames may not belong together.
+    /// Whether it moved while it was read; then its frames may not belong together.
     pub in_motion: bool,
-    /// Its frames, innermost first: its Lua frames, and the native frames of a fiber. Of a coroutine that was not
+    /// Its frames, innermost first: its Lua frames, and the native frames of a fiber. For a coroutine that was not
     /// started, the function that it will run. Coroutines with the same frames share them.
     #[serde(serialize_with = "shared")]
     pub frames: SharedFrames,
@@ -121,28 +121,29 @@ pub struct CoroutineDump {
 /// A frame.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct FrameDump {
-    /// What it is.
+    /// The kind of frame.
     pub kind: DumpedKind,
     /// Its name, as profiles show it: `name@file.lua:12`, `string.gsub`, `epoll_wait`.
     pub function: String,
-    /// Of a Lua function: its chunk.
+    /// For a Lua function: its chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// Of a Lua function: the line that it executes.
+    /// For a Lua function: its current line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<u32>,
-    /// Of a native function: its file.
+    /// For a native function: its file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub module: Option<String>,
-    /// The trace that it was compiled into, if it runs there.
+    /// The trace that it runs in, if it was compiled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<u16>,
-    /// Of a Lua function: its local variables, if they were asked for, have names and are not in a trace's registers.
+    /// For a Lua function: its local variables, if they were requested. Only variables that have names and are not in a
+    /// trace's registers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub locals: Option<Vec<Local>>,
 }
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DumpedKind {
@@ -152,9 +153,9 @@ pub enum DumpedKind {
     Builtin,
     /// Native code.
     Native,
-    /// A trace, and whatever functions it has inlined.
+    /// A trace, with whatever functions it has inlined.
     Trace,
-    /// The VM at work for itself: its garbage collector, its compiler.
+    /// The VM works for itself: its garbage collector, its compiler.
     Vm,
     /// Frames are missing here.
     Unresolved,
@@ -172,7 +173,7 @@ pub struct Local {
     pub value: String,
 }
 
-/// What to look at.
+/// What to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DumpOptions {
     /// Read the local variables of Lua functions.

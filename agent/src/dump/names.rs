@@ -31,8 +31,8 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Names `frames`, innermost first. `snapshots` are those of the coroutines they belong to; `trace` is the VM and
-    /// the number of the trace that runs, if one does.
+    /// Names `frames`, innermost first. `snapshots` are the coroutines that the frames belong to; `trace` is the VM and
+    /// the number of the running trace, if there is one.
     pub fn frames(
         &mut self,
         frames: &[JoinedFrame],
@@ -40,7 +40,7 @@ impl<'a> Names<'a> {
         trace: Option<(usize, Option<u16>)>,
     ) -> Vec<FrameDump> {
         let mut named: Vec<FrameDump> = Vec::with_capacity(frames.len());
-        // Where the last frame's native function begins.
+        // The start of the last frame's native function.
         let mut native_start = None;
         for frame in frames {
             let start = native_start.take();
@@ -54,16 +54,16 @@ impl<'a> Names<'a> {
                 JoinedFrame::Trace => named.push(self.trace(trace)),
                 JoinedFrame::Unresolved(reason) => named.push(unresolved(&reason.to_string())),
                 JoinedFrame::Inlined => named.push(unresolved(INLINED)),
-                // A dump leaves none out.
+                // Dumps leave out no frames.
                 JoinedFrame::LeftOut(count) => named.push(unresolved(&format!("{count} Lua frames left out"))),
                 JoinedFrame::Lua(record) | JoinedFrame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
-                    // What a trace has inlined keeps its variables in registers.
+                    // Functions inlined into a trace keep their variables in registers.
                     let in_memory = if matches!(frame, JoinedFrame::Compiled(_)) { &[] } else { snapshots };
                     let function = self.lua(record, in_memory);
                     named.push(FrameDump { trace: number_of(frame, trace), ..function });
                 }
                 JoinedFrame::Lua(record) | JoinedFrame::Compiled(record) => {
-                    // The native frame of the same function says no more.
+                    // The native frame of the same function adds nothing.
                     if record.code != 0 && start == Some(record.code) {
                         named.pop();
                     }
@@ -75,7 +75,7 @@ impl<'a> Names<'a> {
         named
     }
 
-    /// The frames of a Lua stack alone. `trace` is the VM and the number of the trace that runs in it.
+    /// Names the frames of a Lua stack alone. `trace` is the VM and the number of the trace that runs in it.
     pub fn lua_frames(
         &mut self,
         stack: &LuaStack,
@@ -85,7 +85,7 @@ impl<'a> Names<'a> {
         self.frames(&lua_frames(stack), &[snapshot], trace)
     }
 
-    /// The function at a slot of a coroutine that was not started.
+    /// The function in a slot of a coroutine that was not started.
     pub fn function_at(&mut self, vm: usize, bits: u64) -> Option<FrameDump> {
         let layout = &self.vms.get(vm)?.layout;
         let record = FrameRecord { vm: vm as u16, ..FrameRecord::EMPTY };
@@ -133,7 +133,7 @@ impl<'a> Names<'a> {
         Some(locals.collect())
     }
 
-    /// A value for people: C functions by their names.
+    /// A value in readable form: C functions by their names.
     fn value(&mut self, vm: u16, value: &LuaValue) -> String {
         match *value {
             LuaValue::CFunction { ffid, code } => {
@@ -165,7 +165,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// The frames of a Lua stack, with marks where frames are missing or not certain.
+/// The frames of a Lua stack, with marks where frames are missing or uncertain.
 fn lua_frames(stack: &LuaStack) -> Vec<JoinedFrame> {
     let lua = stack.frames.iter().filter(|record| record.kind != RecordKind::CFrame as u8).copied();
     let (mut frames, compiled) = match stack.innermost {

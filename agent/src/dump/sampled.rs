@@ -1,4 +1,4 @@
-//! Running threads as samples see them: a few samples, at a rate that hits a running thread within milliseconds.
+//! Running threads as samples show them: a few samples, at a rate that hits a running thread within milliseconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -13,16 +13,16 @@ use lj_trace_profile::Frame as Named;
 
 use super::{DumpedKind, FrameDump};
 
-/// Ticks of each CPU a second.
+/// Ticks per second on each CPU.
 pub const RATE: u32 = 999;
 
-/// A thread that gets no CPU time for so long is not seen.
+/// After this time without a sample, a thread counts as not running.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// How long to wait for the next samples.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Of so many samples of a thread, the first is taken whose stack is whole.
+/// Of this many samples of a thread, the first one with a complete stack is taken.
 const TRIES: usize = 5;
 
 /// A thread at the moment of a sample.
@@ -30,11 +30,11 @@ const TRIES: usize = 5;
 pub struct SampledThread {
     /// Its frames, innermost first.
     pub frames: Vec<FrameDump>,
-    /// The index of the VM that ran on it, if one did.
+    /// The index of the VM that ran on it, if any did.
     pub vm: Option<usize>,
 }
 
-/// Takes a sample of each of the threads `wanted` that runs. `options` are those of a CPU profile that is not written
+/// Takes a sample of each running thread among `wanted`. `options` are those of a CPU profile that is not written
 /// anywhere, at [`RATE`].
 ///
 /// # Errors
@@ -65,13 +65,13 @@ pub fn sample(
     Ok(hits.seen.into_iter().filter_map(|(tid, hit)| Some((tid, hit.best?))).collect())
 }
 
-/// What samples have shown so far.
+/// What the samples have shown so far.
 struct Hits {
     wanted: BTreeSet<u32>,
     seen: BTreeMap<u32, Hit>,
 }
 
-/// What samples have shown of a thread.
+/// What the samples have shown of one thread.
 #[derive(Default)]
 struct Hit {
     count: usize,
@@ -109,13 +109,13 @@ impl SampledThread {
         Self { frames: sample.frames.iter().filter_map(|frame| dumped(frame, trace)).collect(), vm: sample.vm }
     }
 
-    /// Whether nothing is missing.
+    /// Whether no frames are missing.
     fn is_whole(&self) -> bool {
         self.frames.iter().all(|frame| frame.kind != DumpedKind::Unresolved)
     }
 }
 
-/// A frame as dumps have it.
+/// A frame in the form of dumps.
 fn dumped(frame: &ResolvedFrame, number: Option<u16>) -> Option<FrameDump> {
     let mut dump = FrameDump {
         kind: DumpedKind::Native,
@@ -185,7 +185,7 @@ mod tests {
         let frame = &hits.seen[&7].best.as_ref().unwrap().frames[0];
         assert_eq!((&*frame.function, frame.line, frame.kind), ("f@a.lua:1", Some(4), DumpedKind::Lua));
         assert!(hits.seen[&8].best.is_none(), "nobody asked for it");
-        // Better a stack with a mark than none.
+        // A stack with a marked gap is better than none.
         let mut hits = Hits { wanted: [7].into(), seen: BTreeMap::new() };
         (0..TRIES).for_each(|_| hits.sample(&sample(7, vec![lua(2), torn.clone()]), Named::vm(0)));
         assert!(hits.are_all() && hits.seen[&7].best.is_some());

@@ -1,4 +1,4 @@
-//! A C stack of the target with the coroutines on it: that of a thread, or of a fiber that is switched out.
+//! A C stack of the target with the coroutines on it: of a thread, or of a fiber that is switched out.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -20,25 +20,25 @@ use lj_trace_engine::coroutines::view::{CopiedRange, View};
 use lj_trace_engine::coroutines::{CoroutineSnapshot, LuaStack};
 use lj_trace_engine::stack::{Innermost, JoinedFrame, SettledTop, Unresolved, fix_innermost_frame, merge};
 
-/// More of a thread's stack is not copied.
+/// How many bytes of a thread's stack to copy at most.
 const MAX_THREAD_COPY: u64 = 256 << 10;
 
-/// More of a fiber's stack is not copied: there may be thousands, and they are small.
+/// How many bytes of a fiber's stack to copy at most: there may be thousands of fibers, and their stacks are small.
 const MAX_FIBER_COPY: u64 = 64 << 10;
 
-/// Where a C stack is entered.
+/// Where to enter a C stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// By the registers of the thread that waits there.
+    /// At the registers of the thread that waits there.
     Registers {
         /// Its program counter.
         pc: u64,
         /// Its stack pointer.
         sp: u64,
     },
-    /// By all registers of a thread that was stopped there.
+    /// At the full registers of a thread that was stopped there.
     Stopped(SampledRegisters),
-    /// By a coroutine's innermost C frame: what lies below it is not known.
+    /// At a coroutine's innermost C frame: what is below that frame is unknown.
     CFrame(u64),
 }
 
@@ -47,33 +47,33 @@ pub enum Entry {
 pub struct StackSnapshot {
     entry: Entry,
     native: CopiedRange,
-    /// The coroutines, innermost first: the index of their VM, and what they were.
+    /// The coroutines, innermost first: the index of the VM, and the coroutine's state.
     pub coroutines: Vec<(usize, CoroutineSnapshot)>,
-    /// The own state of their VMs, by index.
+    /// The state of their VMs, by index.
     statuses: BTreeMap<usize, VmStatus>,
 }
 
-/// What is known of the process, for reading its stacks.
+/// What is needed of the process to read its stacks.
 pub struct DumpTarget<'a> {
     pub memory: &'a ProcessMemory,
     pub maps: &'a Maps,
     pub vms: &'a [Vm],
     pub configs: Vec<VmConfig>,
     pub codes: Vec<VmCode>,
-    /// Where the main thread's stack began when the program was started; 0 if that is not known.
+    /// Where the main thread's stack began when the program was started; 0 if unknown.
     pub stack_start: u64,
 }
 
-/// What reads code and unwind tables, and keeps what it has read.
+/// Readers of code and unwind tables, which cache what they have read.
 pub struct Readers {
     /// For native code.
     pub unwinder: Unwinder,
-    /// For traces: those of each VM.
+    /// For traces, one for each VM.
     pub traces: Vec<Traces>,
 }
 
 impl StackSnapshot {
-    /// Copies the stack from `entry` on.
+    /// Copies the stack, starting at `entry`.
     pub fn read(target: &DumpTarget<'_>, entry: Entry) -> Self {
         let (start, most) = match entry {
             Entry::Registers { sp, .. } => (sp, MAX_THREAD_COPY),
@@ -81,7 +81,7 @@ impl StackSnapshot {
             Entry::CFrame(address) => (address, MAX_FIBER_COPY),
         };
         let end = target.maps.find(start).map_or(start, |mapping| mapping.end).min(start.saturating_add(most));
-        // Above the main thread's first frame lie only the arguments and the environment.
+        // Above the main thread's first frame are only the arguments and the environment.
         let end = if (start..end).contains(&target.stack_start) { (target.stack_start + 8).min(end) } else { end };
         let native = CopiedRange::read(target.memory, start, (end - start) as usize);
         let coroutines = coroutines_on(target, &native);
@@ -96,13 +96,14 @@ impl StackSnapshot {
         self.statuses.get(&vm)
     }
 
-    /// Walks and unwinds it.
+    /// Walks and unwinds the stack.
     pub fn resolve(mut self, target: &DumpTarget<'_>, readers: &mut Readers) -> ResolvedStack {
         let Readers { unwinder, traces } = readers;
         let mut walks = self.walk(target);
         let mut native = self.unwind(target, unwinder, &walks);
         if matches!(self.entry, Entry::CFrame(_)) {
-            // In memory from one allocator, other fibers' stacks follow: they are no part of this one.
+            // If fibers' stacks come from one allocator, other fibers' stacks follow this one. They do not belong to
+            // it.
             let reached = native.frames.last().map_or(0, |frame| frame.sp);
             let own = |(index, snapshot): &(usize, &CoroutineSnapshot)| {
                 if native.end == UnwindEnd::Entry { snapshot.cframe <= reached } else { *index == 0 }
@@ -123,7 +124,7 @@ impl StackSnapshot {
         }
         let mut trace = None;
         if let (Some(first), Some((vm, snapshot))) = (walks.first_mut(), self.coroutines.first()) {
-            // Where a thread runs is not known, and so not where in a trace.
+            // The thread's position is unknown, and so is its position in a trace.
             if !matches!(self.entry, Entry::CFrame(_))
                 && let Some(traces) = traces.get_mut(*vm)
             {
@@ -147,7 +148,7 @@ impl StackSnapshot {
         let merged = merge(&native, &records, end, innermost);
         let mut frames = merged.frames;
         if matches!(self.entry, Entry::CFrame(_)) {
-            // What was tried below the C frame.
+            // Drops what was tried below the C frame.
             let is_start = |frame: &JoinedFrame| match frame {
                 JoinedFrame::Native { pc, .. } => *pc == 0,
                 JoinedFrame::Unresolved(Unresolved::Native(UnwindEnd::UnknownMapping { pc })) => *pc == 0,
@@ -159,7 +160,7 @@ impl StackSnapshot {
         ResolvedStack { coroutines: self.coroutines, walks, frames, trace }
     }
 
-    /// The registers that are known there; zeros for the others.
+    /// The known registers; the others are zero.
     fn registers(&self) -> SampledRegisters {
         let mut registers = NO_REGISTERS;
         match self.entry {
@@ -170,7 +171,7 @@ impl StackSnapshot {
         registers
     }
 
-    /// Corrects the innermost Lua frames of a thread that was stopped, as those of a sample are.
+    /// Corrects the innermost Lua frames of a stopped thread, as for a sample.
     fn settle(
         &self,
         target: &DumpTarget<'_>,
@@ -255,32 +256,32 @@ pub struct ResolvedStack {
     pub walks: Vec<LuaStack>,
     /// Native and Lua frames together.
     pub frames: Vec<JoinedFrame>,
-    /// The VM whose trace runs, and the trace's number.
+    /// The VM whose trace runs, with the trace's number.
     pub trace: Option<(usize, Option<u16>)>,
 }
 
-/// Nothing is mapped below it (`vm.mmap_min_addr`).
+/// Nothing is mapped below this address (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 4096;
 
-/// Finds the coroutines that run on a C stack: by the C frames that their VMs have left there, which point to them and
-/// they point to.
+/// Finds the coroutines that run on a C stack by the C frames that their VMs have left there: frame and coroutine point
+/// at each other.
 fn coroutines_on(target: &DumpTarget<'_>, native: &CopiedRange) -> Vec<(usize, CoroutineSnapshot)> {
     let live = PageCache::new(target.memory);
     let view = View { live: &live, copies: vec![native] };
-    // A process may have a thousand VMs, but these are of few kinds.
+    // A process may have a thousand VMs, but only of a few kinds.
     let by_global: HashMap<u64, usize> = target.vms.iter().map(|vm| vm.global).zip(0..).collect();
     let mut kinds: Vec<(bool, u16, u16)> = target.vms.iter().map(kind).collect();
     kinds.sort_unstable();
     kinds.dedup();
     let mut found: Vec<(usize, CoroutineSnapshot)> = Vec::new();
-    // The ABI has C frames aligned to 16 bytes.
+    // The ABI aligns C frames to 16 bytes.
     let first = native.start.next_multiple_of(16);
     let end = native.start + native.bytes.len() as u64;
     for cframe in (first..end).step_by(16) {
         for &(gc64, cframe_l, l_glref) in &kinds {
             let Ok(thread) = view.read_ref(gc64, cframe.wrapping_add(u64::from(cframe_l))) else { continue };
-            // Cheap tests first: nearly nothing on a stack is the address of a coroutine.
-            // Above the frame may lie the VM's own memory, right behind the stack of a thread.
+            // Cheap tests first: hardly any word on a stack is the address of a coroutine. The address may be above the
+            // frame, because the VM's own memory can directly follow a thread's stack.
             let own = thread >= native.start && thread < cframe;
             if thread < LOWEST_ADDRESS || thread & 7 != 0 || thread >> 47 != 0 || own {
                 continue;
@@ -301,7 +302,8 @@ fn coroutines_on(target: &DumpTarget<'_>, native: &CopiedRange) -> Vec<(usize, C
     found
 }
 
-/// What tells a VM's C frames: the width of its references, where a C frame has its coroutine, and that its VM.
+/// What distinguishes a VM's C frames: the width of its references, where a C frame has its coroutine, and where a
+/// coroutine has its VM.
 fn kind(vm: &Vm) -> (bool, u16, u16) {
     (vm.layout.is_gc64(), vm.layout.cframe_l, vm.layout.l_glref)
 }

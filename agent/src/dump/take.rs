@@ -23,31 +23,31 @@ use lj_trace_engine::coroutines::view::View;
 use lj_trace_engine::coroutines::{CoroutineSnapshot, LuaStack, Status, WalkedStack, snapshots};
 use lj_trace_engine::resolve::machine_code;
 
-/// How often something is read before it is said to be in motion.
+/// How many times to read something before it counts as in motion.
 const ATTEMPTS: u32 = 4;
 
-/// A dump takes no longer, whatever the process has made its memory look like. A million coroutines take some seconds.
+/// The time limit for a dump, whatever the process's memory looks like. A million coroutines take some seconds.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
-/// And to look through the heap of a VM for its coroutines takes no longer.
+/// The time limit for searching a VM's heap for its coroutines.
 const HEAP_LIMIT: Duration = Duration::from_secs(15);
 
-/// How it is found out where threads are that run.
+/// How to find out where running threads are.
 pub enum Precision<'a> {
-    /// By samples; these are the options of a recording that is not written anywhere. If there are none to be had, by what VMs
-    /// have noted down.
+    /// By samples: these are the options of a recording that is not written anywhere. If samples are impossible, by the
+    /// records of the VMs.
     Samples(Box<Options>),
-    /// They stand still.
+    /// The threads are stopped.
     Stopped(&'a StoppedProcess),
 }
 
-/// A process that stands still.
+/// A process whose threads are stopped.
 #[derive(Clone, Debug, Default)]
 pub struct StoppedProcess {
     threads: BTreeMap<u32, (char, Option<SampledRegisters>)>,
 }
 
 impl StoppedProcess {
-    /// Its threads as they were `before`, and as they stopped.
+    /// The process's threads: their states `before`, and their registers where they stopped.
     pub fn new(before: Vec<OsThread>, stopped: &[(u32, SampledRegisters)]) -> Self {
         let mut threads: BTreeMap<_, _> = before.into_iter().map(|thread| (thread.tid, (thread.state, None))).collect();
         for (tid, registers) in stopped {
@@ -56,14 +56,14 @@ impl StoppedProcess {
         Self { threads }
     }
 
-    /// The registers of a thread, while it stands still.
+    /// The registers of a stopped thread.
     fn registers(&self, pid: u32, tid: u32) -> Option<SampledRegisters> {
         let registers = self.threads.get(&tid)?.1?;
         threads::is_traced(pid, tid).then_some(registers)
     }
 }
 
-/// Looks at everything that `process` executes. `vms` are its VMs.
+/// Reads everything that `process` is executing. `vms` are its VMs.
 ///
 /// # Errors
 /// [`TargetError`] if the process is gone.
@@ -131,23 +131,23 @@ struct Taking<'a> {
     pid: u32,
     readers: Readers,
     names: Names<'a>,
-    /// The coroutines found on C stacks that threads run on, by address.
+    /// The coroutines that are on the C stacks of threads, by address.
     on_threads: BTreeMap<u64, OnThread>,
-    /// The stacks of coroutines so far.
+    /// The stacks of coroutines that were met so far.
     known: KnownStacks,
-    /// Whether stacks that were walked alike are shown alike: their variables differ.
+    /// Whether equal walks share their frames. They must not if local variables are shown, because these differ.
     shares_walks: bool,
-    /// When the time is over.
+    /// The deadline.
     ends: Instant,
-    /// If the process was stopped: how.
+    /// The stopped process, if it was stopped.
     stopped: Option<&'a StoppedProcess>,
-    /// Threads that run, as samples saw them.
+    /// The running threads, as samples saw them.
     samples: BTreeMap<u32, SampledThread>,
 }
 
-/// A coroutine on a thread's stack.
+/// The thread, if known.
 struct OnThread {
-    /// The thread, if it is known which.
+    /// The thread, if known.
     tid: Option<u32>,
     status: Status,
     in_motion: bool,
@@ -155,7 +155,7 @@ struct OnThread {
 }
 
 impl Taking<'_> {
-    /// All threads, with the stacks of those that wait.
+    /// All threads; those that wait have their stacks.
     fn waiting_threads(&mut self, process: &Process) -> Vec<ThreadDump> {
         OsThread::all(process).into_iter().map(|thread| self.thread(&thread)).collect()
     }
@@ -174,7 +174,7 @@ impl Taking<'_> {
         let (mut place, _) = self.place(thread.tid);
         for attempt in 1..=ATTEMPTS {
             let ThreadPlace::Waiting { pc, sp, .. } = place else {
-                // It may just have been between two system calls.
+                // The thread may just have been between two system calls.
                 place = self.place(thread.tid).0;
                 continue;
             };
@@ -185,7 +185,7 @@ impl Taking<'_> {
             let again = StackSnapshot::read(&self.target, entry);
             let is_torn = snapshot != again;
             if !is_torn || attempt == ATTEMPTS {
-                // Some of what is read now is not in the snapshot: functions, traces.
+                // Functions and traces are read now; they are not part of the snapshot.
                 self.resolve(again, &mut dump);
             }
             let (now, _) = self.place(thread.tid);
@@ -198,7 +198,7 @@ impl Taking<'_> {
             }
             place = now;
         }
-        // What an attempt has seen is over.
+        // Drops what an earlier attempt has seen.
         self.on_threads.retain(|_, own| own.tid != Some(thread.tid));
         (dump.frames, dump.coroutines) = Default::default();
         dump.seen_by = SeenBy::Nothing;
@@ -211,7 +211,7 @@ impl Taking<'_> {
         dump
     }
 
-    /// Where a thread is, and its registers, if it stands still.
+    /// Where a thread is; for a stopped thread, also its registers.
     fn place(&self, tid: u32) -> (ThreadPlace, Option<SampledRegisters>) {
         match self.stopped.and_then(|stopped| stopped.registers(self.pid, tid)) {
             Some(registers) => {
@@ -229,11 +229,11 @@ impl Taking<'_> {
         threads::describe(before)
     }
 
-    /// Resolves a stack into the frames of `dump`, and keeps what it shows of coroutines.
+    /// Resolves a stack into the frames of `dump`, and keeps what it shows about coroutines.
     fn resolve(&mut self, snapshot: StackSnapshot, dump: &mut ThreadDump) {
         let stack = snapshot.resolve(&self.target, &mut self.readers);
         let snapshots: Vec<&CoroutineSnapshot> = stack.coroutines.iter().map(|(_, snapshot)| snapshot).collect();
-        // What an attempt before has seen there.
+        // Drops what an earlier attempt has seen on this thread.
         self.on_threads.retain(|_, own| own.tid != Some(dump.tid));
         dump.frames = self.names.frames(&stack.frames, &snapshots, stack.trace);
         dump.coroutines = snapshots.iter().map(|snapshot| snapshot.coroutine.thread).collect();
@@ -246,7 +246,7 @@ impl Taking<'_> {
         }
     }
 
-    /// Finds the stacks of threads that run: by samples, and by the coroutines that the VMs call their current ones.
+    /// Finds the stacks of running threads: by samples, and by the coroutines that the VMs name as current.
     /// `no_samples` says why there are no samples.
     fn running_threads(&mut self, threads: &mut [ThreadDump], no_samples: Option<&str>) {
         for index in 0..self.target.vms.len() {
@@ -270,7 +270,7 @@ impl Taking<'_> {
             let dump = &mut threads[number];
             (dump.in_motion, dump.seen_by) = (true, SeenBy::Vm);
             for _ in 0..ATTEMPTS {
-                // The Lua stack is torn now and then, in calls and returns.
+                // Calls and returns may tear the Lua stack now and then.
                 let stack = StackSnapshot::read(&self.target, Entry::CFrame(snapshot.cframe));
                 self.resolve(stack, dump);
                 if !dump.frames.iter().any(|frame| frame.kind == DumpedKind::Unresolved) {
@@ -304,10 +304,10 @@ impl Taking<'_> {
         let status = VmStatus::read(memory, vm).ok();
         let limit = HEAP_LIMIT.min(self.ends.saturating_duration_since(Instant::now()));
         let heap::Coroutines { mut threads, complete } = heap::coroutines(memory, vm, limit);
-        // A list that changed into a ring meanwhile would show some twice.
+        // A list that became a ring while it was read would show some coroutines twice.
         let mut listed: HashSet<u64> = HashSet::with_capacity(threads.len());
         threads.retain(|thread| listed.insert(*thread));
-        // A heap that was too large to look through may lack some that run.
+        // If a heap was too large to search, the list may lack running coroutines.
         let running = self.on_threads.keys().copied().filter(|thread| !listed.contains(thread));
         threads.extend(running.filter(|&thread| CoroutineSnapshot::read(memory, vm, thread).is_some()));
         drop(listed);
@@ -317,7 +317,7 @@ impl Taking<'_> {
                 left_out += some.len();
                 continue;
             }
-            // What functions are is read once for all of these.
+            // What functions are is read once for all of these coroutines.
             let live = PageCache::new(memory);
             snapshots::twice(memory, vm, some, |thread, before, now| {
                 match self.coroutine(index, thread, (before, now), &live) {
@@ -336,7 +336,7 @@ impl Taking<'_> {
         }
     }
 
-    /// A coroutine, by two looks at it; [`None`] if it was collected meanwhile.
+    /// Reads a coroutine twice; [`None`] if it was collected meanwhile.
     fn coroutine(
         &mut self,
         index: usize,
@@ -363,7 +363,7 @@ impl Taking<'_> {
         Ok(Some(CoroutineDump { address: thread, main, status, tid: None, in_motion, frames }))
     }
 
-    /// What a coroutine does that is on no thread's stack.
+    /// The status of a coroutine that is not on any thread's stack.
     fn waiting(
         &mut self,
         index: usize,
@@ -417,10 +417,10 @@ impl Taking<'_> {
     }
 }
 
-/// What different stacks take together is too much.
+/// The stacks together need too much memory.
 struct NoRoom;
 
-/// The coroutine that a VM calls its current one; in LuaJIT 2.0, which does not say, its main thread.
+/// The coroutine that a VM names as its current one. LuaJIT 2.0 does not name any; there it is the main thread.
 fn current(target: &DumpTarget<'_>, vm: &Vm) -> Option<CoroutineSnapshot> {
     let status = VmStatus::read(target.memory, vm).ok()?;
     CoroutineSnapshot::read(target.memory, vm, status.current.unwrap_or(vm.main_thread))

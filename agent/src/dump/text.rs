@@ -10,18 +10,18 @@ use lj_trace_text::{bytes, counted};
 
 use super::{CoroutineDump, Dump, DumpedKind, FrameDump, SeenBy, ThreadDump, VmDump};
 
-/// Of a longer stack, so many innermost frames are shown,
+/// How many innermost frames of a longer stack to show.
 const INNERMOST: usize = 100;
-/// and so many outermost ones.
+/// How many outermost frames of a longer stack to show.
 const OUTERMOST: usize = 20;
 
-/// Coroutines with the same stack are shown together, with so many addresses.
+/// How many addresses to show for coroutines with the same stack.
 const ADDRESSES: usize = 6;
 
-/// Of more different stacks, those of the most coroutines are shown.
+/// How many stacks to show; those of the most coroutines come first.
 const STACKS: usize = 1000;
 
-/// Where what belongs to a function's name ends and its place begins.
+/// The column where a function's name ends and its place begins.
 const COLUMN: usize = 44;
 
 impl fmt::Display for Dump {
@@ -78,7 +78,7 @@ fn write_vm(f: &mut fmt::Formatter<'_>, vm: &VmDump) -> fmt::Result {
     Ok(())
 }
 
-/// What a VM is: `Tarantool's LuaJIT 2.1.0-beta3, no GC64, JIT on (12 traces)`.
+/// A description of a VM: `Tarantool's LuaJIT 2.1.0-beta3, no GC64, JIT on (12 traces)`.
 fn description(vm: &VmSummary) -> String {
     let version = vm.version.as_deref().map_or("", |version| version.strip_prefix("LuaJIT").unwrap_or(version));
     let gc64 = if vm.gc64 { "GC64" } else { "no GC64" };
@@ -90,27 +90,27 @@ fn description(vm: &VmSummary) -> String {
 struct Group<'a> {
     first: &'a CoroutineDump,
     count: usize,
-    /// Of the first ones.
+    /// The addresses of the first coroutines.
     addresses: Vec<u64>,
 }
 
 /// Groups of coroutines.
 struct Grouped<'a> {
-    /// Those that are shown.
+    /// The groups to show.
     shown: Vec<Group<'a>>,
-    /// How many others there are,
+    /// How many other stacks there are.
     stacks: usize,
-    /// and how many coroutines these have.
+    /// How many coroutines have those other stacks.
     coroutines: usize,
 }
 
-/// Coroutines with the same status and frames together, in the order of their first ones.
+/// Groups coroutines with the same status and frames, in the order of their first coroutines.
 fn grouped(coroutines: &[CoroutineDump]) -> Grouped<'_> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     let mut known: HashMap<_, usize> = HashMap::new();
     for coroutine in coroutines {
         let CoroutineDump { main, status, tid, in_motion, frames, address } = coroutine;
-        // Equal frames are the same ones.
+        // Equal frames share one copy, so their addresses are equal.
         let index = *known.entry((main, status, tid, in_motion, frames.as_ptr())).or_insert_with(|| {
             groups.push(Group { first: coroutine, count: 0, addresses: Vec::new() });
             groups.len() - 1
@@ -129,7 +129,7 @@ fn grouped(coroutines: &[CoroutineDump]) -> Grouped<'_> {
 }
 
 impl Group<'_> {
-    /// Of those on threads, the frames are shown there already.
+    /// The frames to show. For coroutines on threads there are none: the thread shows them already.
     fn frames(&self) -> &[FrameDump] {
         if self.first.tid.is_none() { &self.first.frames } else { &[] }
     }
@@ -142,7 +142,7 @@ impl Group<'_> {
             1 => "coroutine".to_owned(),
             count => counted(count as u64, "coroutine"),
         };
-        // A `String` takes everything.
+        // Writing to a `String` cannot fail.
         for address in &self.addresses {
             let _ = write!(text, " {address:#x}");
         }
@@ -154,7 +154,7 @@ impl Group<'_> {
         if let Some(tid) = first.tid {
             let _ = write!(text, " on thread {tid}");
         }
-        // What is on a thread is shown there, as exactly as it is known.
+        // For a coroutine on a thread, the thread shows whether it is exact.
         text.push_str(motion(first.in_motion && first.tid.is_none()));
         text
     }
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn of_very_many_stacks_the_most_frequent_are_shown() {
-        // Stack `n` is that of `n % 3 + 1` coroutines.
+        // `n % 3 + 1` coroutines have stack `n`.
         let stacks: Vec<SharedFrames> =
             (0..3 * STACKS).map(|n| SharedFrames::from([frame(&format!("f{n}@x.lua:1"))])).collect();
         let mut all = vec![CoroutineDump { main: true, ..coroutine(1, Status::Finished, &SharedFrames::from([])) }];

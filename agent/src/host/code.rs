@@ -1,8 +1,8 @@
-//! Tells whether a process contains LuaJIT's code: statically linked or not, stripped or not.
+//! Finds out whether a process contains LuaJIT's code: statically linked or not, stripped or not.
 //!
-//! Every LuaJIT, of any version and fork, names its metamethods with one string constant, [`MMDEF`] of `lj_obj.h`, which
-//! [`lj_meta_init`] takes apart when a VM is created. So whatever can create a VM has this string in its read-only
-//! data, and nothing else has: PUC-Rio's Lua keeps a list of single names.
+//! Every LuaJIT, of any version and fork, has the names of its metamethods in one string constant, [`MMDEF`] of
+//! `lj_obj.h`, which [`lj_meta_init`] splits when a VM is created. So every file that can create a VM has this string
+//! in its read-only data, and no other file has it: PUC-Rio's Lua keeps a list of single names.
 //!
 //! [`MMDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L557-L564
 //! [`lj_meta_init`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_meta.c#L34-L49
@@ -17,43 +17,44 @@ use memchr::memmem::Finder;
 
 use lj_trace_process::{Mapping, Maps, PageKind, PageMap, Process};
 
-/// The names that all builds have, in their order; those behind them depend on the version and its flags. They are put
-/// together when they are needed, so that this program does not look like LuaJIT itself.
+/// The names that all builds have, in their order; the names after these depend on the version and its flags. They are
+/// joined at run time, so that lj-trace itself does not look like LuaJIT.
 const METAMETHODS: [&str; 6] = ["index", "newindex", "gc", "mode", "eq", "len"];
 
-/// What is searched for.
+/// The string to search for.
 static SIGNATURE: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    // Hidden from the optimizer, which would store the result.
+    // Hidden from the optimizer, which would store the joined string.
     let names = std::hint::black_box(METAMETHODS);
     names.iter().flat_map(|name| [b"__", name.as_bytes()].concat()).collect()
 });
 
-/// Data is read in pieces of this size.
+/// How many bytes to read at a time.
 const CHUNK: usize = 1 << 20;
 
-/// A part of a file that is mapped: device, inode, offset, length.
+/// A mapped part of a file: device, inode, offset, length.
 type Part = ((u32, u32), u64, u64, u64);
 
-/// What is known of the files that are mapped as code on this host, each looked at once.
+/// What is known of the files that are mapped as code on this host. Each is searched once.
 #[derive(Default)]
 pub struct CodeFiles {
     known: Mutex<HashMap<Part, Arc<OnceLock<bool>>>>,
 }
 
 impl CodeFiles {
-    /// Whether the code of LuaJIT is in a process.
+    /// Whether a process contains LuaJIT's code.
     pub fn any_in(&self, process: &Process, maps: &Maps) -> bool {
         let is_code_of = |mapping: &Mapping| {
             maps.iter().any(|other| other.exec && (other.device, other.inode) == (mapping.device, mapping.inode))
         };
         let readable = |mapping: &&Mapping| mapping.read && !mapping.path.starts_with(['[']) && !is_device(mapping);
         let is_in_file = maps.iter().filter(readable).any(|mapping| match (mapping.is_file(), mapping.write) {
-            // Data of a program or library is mapped beside its code. A program that may write its own code is rare.
+            // The data of a program or library is mapped beside its code. Programs that may write their own code are
+            // rare.
             (true, false) => is_code_of(mapping) && self.in_file(process, mapping),
             (true, true) => mapping.exec && self.in_file(process, mapping),
             (false, _) => false,
         });
-        // Programs that unpack themselves, as UPX makes them, end up in anonymous memory.
+        // Programs that unpack themselves, such as those that UPX has packed, run in anonymous memory.
         let unpacked = maps.iter().filter(readable).filter(|mapping| !mapping.is_file() && !mapping.write);
         is_in_file || in_memory(process, &unpacked.map(|mapping| mapping.start..mapping.end).collect::<Vec<_>>())
     }
@@ -67,14 +68,15 @@ impl CodeFiles {
         };
         *verdict.get_or_init(|| match process.open_mapped_file(mapping) {
             Ok(file) => search(mapping.len(), |at, buffer| file_part(&file, mapping.offset + at, buffer)),
-            // Its memory shows the same, but reading it may fetch it from the disk on behalf of the process.
+            // The process's memory has the same content, but reading it may load it from the disk on behalf of the
+            // process.
             Err(_) => in_memory(process, std::slice::from_ref(&(mapping.start..mapping.end))),
         })
     }
 }
 
 fn is_device(mapping: &Mapping) -> bool {
-    // Reading a device's memory may have effects.
+    // Reading a device's memory may have side effects.
     mapping.path.starts_with("/dev/")
 }
 
@@ -89,7 +91,7 @@ fn file_part(file: &File, offset: u64, buffer: &mut [u8]) -> usize {
     done
 }
 
-/// Searches memory, but no page that there is not, or that is swapped out: neither is brought in.
+/// Searches memory, except for pages that are missing or swapped out: those are not brought in.
 fn in_memory(process: &Process, ranges: &[Range<u64>]) -> bool {
     let (pages, memory) = (PageMap::open(process.pid()), process.memory());
     pages
@@ -98,7 +100,7 @@ fn in_memory(process: &Process, ranges: &[Range<u64>]) -> bool {
         .any(|run| search(run.end - run.start, |at, buffer| memory.read_some(run.start + at, buffer).unwrap_or(0)))
 }
 
-/// Searches data of `length` bytes, which `read` fetches from an offset on, as far as there are any.
+/// Searches data of `length` bytes. `read` fetches bytes from an offset on, as far as there are any.
 fn search(length: u64, mut read: impl FnMut(u64, &mut [u8]) -> usize) -> bool {
     let finder = Finder::new(&*SIGNATURE);
     let mut buffer = vec![0; CHUNK.min(usize::try_from(length).unwrap_or(CHUNK))];
@@ -112,7 +114,7 @@ fn search(length: u64, mut read: impl FnMut(u64, &mut [u8]) -> usize) -> bool {
         if count < wanted || wanted < buffer.len() {
             return false;
         }
-        // It may lie across two pieces.
+        // The string may cross the boundary of two pieces.
         at += (count - SIGNATURE.len().min(count - 1)) as u64;
     }
     false

@@ -1,4 +1,4 @@
-//! What a VM executes, at a glance.
+//! A quick look at what a VM is executing.
 
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use lj_trace_profile::Frame;
 use lj_trace_engine::coroutines::view::View;
 use lj_trace_engine::coroutines::{CoroutineSnapshot, LuaStack};
 
-/// What a VM executes.
+/// What a VM is executing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Activity {
     /// Its state, as in sysprof's streams: `CFUNC`, `TRACE`.
@@ -20,16 +20,17 @@ pub struct Activity {
     pub function: Option<String>,
     /// The function's chunk.
     pub source: Option<String>,
-    /// The line that it executes, where known.
+    /// The current line, if known.
     pub line: Option<u32>,
 }
 
-/// Objects of a heap that are looked at to find who has made a function: there may be many processes to look at.
+/// How many objects of a heap to search for the creator of a function. There is a limit because there may be many
+/// processes.
 const OBJECTS: u64 = 1 << 18;
 
-/// What `vm` executes; [`None`] if its host does not call it at the moment.
+/// What `vm` is executing; [`None`] if the host is not calling into it at the moment.
 pub fn activity(memory: &ProcessMemory, vm: &Vm, status: &VmStatus) -> Option<Activity> {
-    // LuaJIT 2.0 does not say which coroutine runs: its main thread shows at least whether any does.
+    // LuaJIT 2.0 does not say which coroutine runs, but its main thread shows whether any coroutine runs.
     let thread = status.current.unwrap_or(vm.main_thread);
     let snapshot = CoroutineSnapshot::read(memory, vm, thread).filter(|snapshot| snapshot.cframe != 0)?;
     let live = PageCache::new(memory);
@@ -41,7 +42,7 @@ pub fn activity(memory: &ProcessMemory, vm: &Vm, status: &VmStatus) -> Option<Ac
         && let Ok(prototype) = Prototype::read(&live, &vm.layout, PrototypeKey::of(&stack.frames[index]))
     {
         let record = &stack.frames[index];
-        // Whoever has made it is often on the stack as well.
+        // The function's creator is often on the stack as well.
         let mut namer = FunctionNamer::within(OBJECTS);
         for record in stack.frames[index..].iter().filter(|record| is_lua(record)) {
             if let Ok(caller) = Prototype::read(&live, &vm.layout, PrototypeKey::of(record)) {

@@ -1,7 +1,7 @@
 //! All LuaJIT processes of this host.
 //!
-//! Looking through all memory of all processes would take too long. So only processes are looked at that have
-//! LuaJIT's code in them at all, which `code` tells for certain, and once for each file.
+//! Searching all memory of all processes would take too long. So lj-trace examines only processes that contain LuaJIT's
+//! code; `code` finds this out reliably, and only once for each file.
 
 mod code;
 pub mod doing;
@@ -27,13 +27,13 @@ use lj_trace_process::{Maps, Process, TargetError, proc_file};
 /// The LuaJIT processes of this host.
 #[derive(Clone, Debug, Serialize)]
 pub struct Listing {
-    /// Them, those that use the CPU most first.
+    /// The processes, highest CPU use first.
     pub processes: Vec<ListedProcess>,
-    /// How many processes were looked at.
+    /// How many processes were examined.
     pub looked_at: usize,
-    /// How many could not be looked at, for lack of privileges.
+    /// How many processes could not be examined for lack of privileges.
     pub not_permitted: usize,
-    /// Those that were not done with when the time was over.
+    /// The processes that took longer than the time limit.
     pub too_slow: Vec<u32>,
     /// How long all of it took, in milliseconds.
     pub milliseconds: f64,
@@ -46,20 +46,20 @@ pub struct ListedProcess {
     pub pid: u32,
     /// Its command name.
     pub command: String,
-    /// What its title says of it beside that, if the program has set one: `worker`, `shop.lua <running>`.
+    /// The rest of its title, if the program has set one: `worker`, `shop.lua <running>`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
-    /// The CPU time that it used, in percent of one CPU, over some tenths of a second; [`None`] if it has exited meanwhile.
+    /// Its CPU use in percent of one CPU, over some tenths of a second; [`None`] if it has exited meanwhile.
     pub cpu: Option<f64>,
-    /// Its arguments, from the program on.
+    /// Its arguments, beginning with the program.
     pub arguments: Vec<String>,
-    /// Its memory that is not swapped out, in bytes.
+    /// Its resident memory, in bytes.
     pub rss: u64,
     /// Its VMs, by address.
     pub vms: Vec<ListedVm>,
-    /// Whether it may have others, since not all of its memory was searched.
+    /// Whether it may have more VMs, because not all of its memory was searched.
     pub may_have_more: bool,
-    /// Why its VMs cannot be told.
+    /// Why its VMs are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -67,19 +67,18 @@ pub struct ListedProcess {
 /// A VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct ListedVm {
-    /// What it is and has.
+    /// The VM's kind and contents.
     #[serde(flatten)]
     pub summary: VmSummary,
-    /// What it executes; [`None`] if its host does not call it at the moment.
+    /// What it is executing; [`None`] if its host is not calling into it at the moment.
     #[serde(rename = "doing")]
     pub activity: Option<Activity>,
 }
 
-/// Nobody waits longer for a list: a process may keep another that reads it waiting, or have memory full of what looks
-/// like VMs.
+/// The time limit for the list: a process may stall whoever reads it, or have memory full of data that looks like VMs.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// CPU time is measured over so long, at least.
+/// The least time over which CPU use is measured.
 const CPU_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Lists all processes of this host that have a LuaJIT VM.
@@ -95,7 +94,7 @@ pub fn list() -> Listing {
     let (sender, outcomes) = mpsc::channel();
     for _ in 0..workers {
         let (work, sender) = (Arc::clone(&work), sender.clone());
-        // Not waited for: what takes too long ends with this program.
+        // Not joined: a thread that takes too long ends with this program.
         std::thread::spawn(move || {
             let (pids, next, files) = &*work;
             while let Some(&pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -125,13 +124,13 @@ pub fn list() -> Listing {
     Listing { processes, looked_at, not_permitted, too_slow: left.into_iter().collect(), milliseconds }
 }
 
-/// What a process is.
+/// The result of examining a process.
 enum Outcome {
-    /// One with LuaJIT, and what it had used of the CPU at a moment.
+    /// A process with LuaJIT, and its CPU time at a moment.
     LuaJit(Box<ListedProcess>, Option<UsedTime>),
     Other,
     NotPermitted,
-    /// A kernel thread, a zombie, or one that has just exited.
+    /// A kernel thread, a zombie, or a process that has just exited.
     NoProgram,
 }
 
@@ -149,9 +148,9 @@ impl UsedTime {
     }
 }
 
-/// Measures what processes use of the CPU, since they were looked at.
+/// Measures the CPU use of processes since they were examined.
 fn measure(processes: Vec<(ListedProcess, Option<UsedTime>)>) -> Vec<ListedProcess> {
-    // Looking at the others has taken some of the time.
+    // Examining the other processes has taken a part of the interval.
     let last = processes.iter().filter_map(|(_, used)| Some(used.as_ref()?.at)).max();
     if let Some(last) = last {
         std::thread::sleep((last + CPU_INTERVAL).saturating_duration_since(Instant::now()));
@@ -162,7 +161,8 @@ fn measure(processes: Vec<(ListedProcess, Option<UsedTime>)>) -> Vec<ListedProce
             let time = now.at.saturating_duration_since(before.at).as_secs_f64();
             Some((now.seconds - before.seconds).max(0.0) / time)
         });
-        // Another process may have the number by now: it is told apart by nothing that is cheap, and a list is of a moment.
+        // Another process may have the number by now. No cheap check could tell them apart, and a list shows a moment
+        // only.
         process.cpu = used.filter(|used| used.is_finite()).map(|used| (used * 1000.0).round() / 10.0);
         process
     });
@@ -181,7 +181,7 @@ fn look(pid: u32, files: &CodeFiles) -> Outcome {
     }
     let (first, error) = match find_first_vms(&process, &maps) {
         Ok(first) => (first, None),
-        // It has LuaJIT's code, but does not use it.
+        // The process has LuaJIT's code, but does not use it.
         Err(FindError::NoVm { .. } | FindError::Target(_)) => return Outcome::Other,
         Err(error) => (FirstVms { vms: Vec::new(), may_have_more: false }, Some(error.to_string())),
     };
@@ -201,16 +201,16 @@ fn look(pid: u32, files: &CodeFiles) -> Outcome {
     Outcome::LuaJit(listed, UsedTime::of(pid))
 }
 
-/// What a VM is and does; [`None`] if it was closed meanwhile.
+/// The kind of a VM, and what it is executing; [`None`] if it was closed meanwhile.
 fn listed(process: &Process, maps: &Maps, vm: &Vm) -> Option<ListedVm> {
     let memory = process.memory();
     let status = VmStatus::read(&memory, vm).ok()?;
-    // Many small fields and strings that hardly ever change: each page is read once.
+    // This reads many small fields and strings that hardly ever change, so it reads each page once.
     let summary = VmSummary::read(&PageCache::new(&memory), maps, vm, Some(&status));
     Some(ListedVm { summary, activity: activity(&memory, vm, &status) })
 }
 
-/// What people know a process by: its command, with its role if its title says one: `nginx: worker`.
+/// The name by which people know a process: its command, with its role if its title has one: `nginx: worker`.
 pub fn title(process: &Process) -> String {
     let line = proc_file::read(format!("/proc/{}/cmdline", process.pid())).unwrap_or_default();
     let command = process.command();

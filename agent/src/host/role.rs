@@ -1,19 +1,19 @@
-//! What a process says of itself in its title, as nginx's workers and Tarantool's instances do.
+//! The role that a process states in its title, as nginx's workers and Tarantool's instances do.
 
 use lj_trace_text::untrusted;
 
-/// The kernel keeps so much of a command's name.
+/// How many characters of a command's name the kernel keeps.
 const KEPT: usize = 15;
 
-/// What the title says beside the program's name; [`None`] if the program has set none. `line` is `/proc/PID/cmdline`, and
-/// `command` the name of the command.
+/// The part of the title after the program's name; [`None`] if the program has set no title. `line` is
+/// `/proc/PID/cmdline`, and `command` is the command's name.
 ///
-/// A title is one text, in the place of all arguments: `nginx: worker process`, `tarantool shop.lua <running>`.
+/// A title is a single text in place of all arguments: `nginx: worker process`, `tarantool shop.lua <running>`.
 pub fn role(line: &[u8], command: &str) -> Option<String> {
     let end = line.iter().rposition(|byte| *byte != 0)? + 1;
     let title = line.get(..end).filter(|title| !title.contains(&0))?;
     let rest = title.strip_prefix(command.as_bytes())?;
-    // The rest of a longer name.
+    // Skips the rest of a name that the kernel has cut.
     let is_end = |byte: &u8| *byte == b':' || *byte == b' ';
     let name = rest.iter().position(is_end)?;
     let (more, rest) = rest.split_at(name);

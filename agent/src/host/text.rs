@@ -9,10 +9,10 @@ use lj_trace_text::{Room, bytes};
 
 use super::{Activity, ListedProcess, ListedVm, Listing};
 
-/// Of a process with more VMs, so many are shown.
+/// How many VMs of a process to show at most.
 const VMS: usize = 8;
 
-/// No role is shown longer than this.
+/// The longest role to show, in characters.
 const ROLE: usize = 40;
 
 const COLUMNS: [Column; 9] = [
@@ -112,7 +112,7 @@ fn command(process: &ListedProcess) -> String {
     format!("{command}: {short}")
 }
 
-/// `Tarantool 2.1.0-beta3`: the fork's name alone, and the version without the name that all of them use.
+/// `Tarantool 2.1.0-beta3`: the fork's name, and the version without the word that all forks share.
 fn luajit(vm: &VmSummary) -> String {
     let fork = vm.fork.replace("'s LuaJIT", "");
     match &vm.version {

@@ -1,4 +1,4 @@
-//! The lines of a Lua file: what each costs, and what the JIT compiler made of it.
+//! The lines of a Lua file: the cost of each, and what the JIT compiler made of it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,21 +14,21 @@ use super::time_text::details;
 /// A file, line by line.
 #[derive(Clone, Debug)]
 pub struct AnnotatedSource {
-    /// What it is of: `luajit (pid 4242)`.
+    /// The process: `luajit (pid 4242)`.
     pub process: String,
     /// The chunk, as LuaJIT shows it.
     pub source: String,
-    /// All samples of the process, of which shares are; [`None`] if there are none to be had.
+    /// All samples of the process, which shares refer to; [`None`] if samples are impossible.
     pub samples: Option<u64>,
     /// Samples in this file.
     pub own: u64,
-    /// Samples in it of which no line is known.
+    /// Samples in this file whose line is unknown.
     pub without_line: u64,
-    /// Its lines. Where the source could not be read, only those with code.
+    /// The lines. If the source could not be read, only lines with code.
     pub lines: Vec<AnnotatedLine>,
-    /// Why the source could not be read, if it could not.
+    /// Why the source could not be read.
     pub unread: Option<String>,
-    /// Whether all functions were looked at.
+    /// Whether all functions of the file were found.
     pub complete: bool,
 }
 
@@ -37,43 +37,43 @@ pub struct AnnotatedSource {
 pub struct AnnotatedLine {
     /// Its number.
     pub number: u32,
-    /// Its text, with all escaped that is no plain text.
+    /// Its text, with everything escaped that is not plain text.
     pub text: String,
-    /// What it is; [`None`] if no code is there.
+    /// Its state; [`None`] if there is no code.
     pub state: Option<LineState>,
     /// Samples in it.
     pub samples: CodeCounts,
-    /// What is to be said of the loop or function that begins there.
+    /// Notes about loops or functions that begin there.
     pub notes: Vec<String>,
 }
 
 /// Why there is no listing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnnotationError {
-    /// No function of that file is there.
+    /// The process has no function of that file.
     #[error(
         "the process has no Lua function of {0} now: name the file as it is in the report (`lj-trace jit`), or the end of its path"
     )]
     Missing(String),
-    /// Several files end in that.
+    /// The name is the end of several files' names.
     #[error("{0} can be one of several files: {1}")]
     Ambiguous(String, String),
 }
 
-/// A listing says no more lines than that, however large the numbers are that memory has.
+/// The longest listing, in lines, however large the line numbers in memory are.
 const MOST_LINES: usize = 200_000;
 
 impl AnnotatedSource {
-    /// Of `file`, from a report that was asked about it.
+    /// A listing of `file`, from a report that was made for this file.
     ///
     /// # Errors
-    /// It is not there, or not clear which one is meant.
+    /// There is no such file, or the name is ambiguous.
     pub fn new(dump: &JitDump, file: &str, code: &SourceCode) -> Result<Self, AnnotationError> {
         let merged = merged(dump.vms.iter().flat_map(|vm| &vm.jit_compiler.files));
         let found = match merged.len() {
             0 => return Err(AnnotationError::Missing(file.to_owned())),
             1 => merged.into_values().next(),
-            // The whole name of one is the end of another's.
+            // One file's whole name is the end of another file's name.
             _ => {
                 let names = merged.keys().cloned().collect::<Vec<_>>().join(", ");
                 let exact = merged.into_values().find(|found| found.source == file);
@@ -122,7 +122,7 @@ impl AnnotatedSource {
         })
     }
 
-    /// What stands above the listing.
+    /// The title above the listing.
     pub fn title(&self) -> String {
         let Self { source, process, own, .. } = self;
         let mut title = format!("{source} in {process}");
@@ -142,13 +142,13 @@ impl AnnotatedSource {
         title
     }
 
-    /// A share of all samples of the process; empty if there are no samples, or none there.
+    /// A share of all samples of the process; empty if there are no samples, or none in the line.
     pub fn share(&self, samples: u64) -> String {
         self.samples.filter(|_| samples != 0).map_or_else(String::new, |all| share(samples, all))
     }
 }
 
-/// `12.0% compiled, 1.0% interpreted, 0.5% other`, as far as there is any.
+/// `12.0% compiled, 1.0% interpreted, 0.5% other`; parts without samples are omitted.
 fn shares(counts: &CodeCounts, all: Option<u64>) -> String {
     let CodeCounts { interpreted, library, compiled, other } = *counts;
     let kinds = [(compiled, "compiled"), (interpreted, "interpreted"), (library + other, "other")];
@@ -160,7 +160,7 @@ fn share(part: u64, whole: u64) -> String {
     if whole == 0 { "-".to_owned() } else { format!("{:.1}%", 100.0 * part as f64 / whole as f64) }
 }
 
-/// The same file of several VMs is one.
+/// Merges the data of a file that several VMs have loaded.
 fn merged<'a>(files: impl Iterator<Item = &'a CodeFile>) -> BTreeMap<String, CodeFile> {
     let mut merged: BTreeMap<String, CodeFile> = BTreeMap::new();
     for file in files {
@@ -185,7 +185,7 @@ fn merged<'a>(files: impl Iterator<Item = &'a CodeFile>) -> BTreeMap<String, Cod
     merged
 }
 
-/// What is to be said of lines of a file: of what was sampled with its cost, of the rest what the VM keeps.
+/// The notes on the lines of a file: where there are samples, with the cost; elsewhere, what the VM records.
 fn notes(dump: &JitDump, source: &str) -> BTreeMap<u32, Vec<String>> {
     let mut notes: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     let line_of = |place: &Place| place.line.filter(|_| place.source == source);
@@ -222,7 +222,7 @@ fn notes(dump: &JitDump, source: &str) -> BTreeMap<u32, Vec<String>> {
 }
 
 impl AnnotatedLine {
-    /// What it is, in a word.
+    /// Its state, in one word.
     pub fn word(&self) -> &'static str {
         let CodeCounts { interpreted, library, compiled, .. } = self.samples;
         match self.state {

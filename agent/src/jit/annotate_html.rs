@@ -55,7 +55,7 @@ fn write(out: &mut String, annotation: &AnnotatedSource) -> std::fmt::Result {
         };
         let color = match heat {
             0.0 => String::new(),
-            // What costs a fifth or more is as red as it gets.
+            // Red is strongest at a fifth of the samples.
             heat => format!(" style=\"background: rgba(var(--hot), {:.2})\"", 0.08 + 0.42 * (heat * 5.0).min(1.0)),
         };
         let class = match line.word() {
@@ -81,7 +81,7 @@ fn write(out: &mut String, annotation: &AnnotatedSource) -> std::fmt::Result {
     writeln!(out, "</tbody>\n</table>\n</body>\n</html>")
 }
 
-/// Text as HTML, also within an attribute.
+/// Escapes a text for HTML, also within an attribute.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in Untrusted(text).text().chars() {

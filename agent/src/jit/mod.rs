@@ -1,4 +1,4 @@
-//! What the JIT compilers of a process have done, what they gave up on, and what that costs.
+//! What the JIT compilers of a process have done, which code they gave up on, and what that costs.
 
 mod annotate;
 mod annotate_html;
@@ -20,34 +20,34 @@ pub use shares::{TimeReport, TimeRow};
 pub use take::{WatchedProcess, WatchedSamples, take, watch};
 pub use time_text::headline;
 
-/// What a process' JIT compilers have done.
+/// What the JIT compilers of a process have done.
 #[derive(Clone, Debug, Serialize)]
 pub struct JitDump {
     /// The process.
     pub pid: u32,
     /// Its command name.
     pub command: String,
-    /// For how long it was watched, in seconds.
+    /// For how long the process was watched, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub watched_seconds: Option<f64>,
     /// Where its CPU time went meanwhile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<TimeReport>,
-    /// Why that is not known, if it is not.
+    /// Why that is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_samples: Option<String>,
     /// Its VMs.
     pub vms: Vec<VmJit>,
-    /// How long it took to look at all of this, in milliseconds, without the time that it was watched.
+    /// How long it took to read all of this, in milliseconds, without the time of watching.
     pub milliseconds: f64,
 }
 
 /// A VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct VmJit {
-    /// What it is and has. Its number of traces is that of the same moment.
+    /// The VM's kind and contents. Its number of traces is from the same moment.
     #[serde(flatten)]
     pub summary: VmSummary,
-    /// What its memory says about its JIT compiler.
+    /// What its memory shows about its JIT compiler.
     pub jit_compiler: JitReport,
 }

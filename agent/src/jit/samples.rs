@@ -1,4 +1,4 @@
-//! CPU samples for the JIT report: what ran, and at which place in Lua code.
+//! CPU samples for the JIT report: what ran, and where in Lua code.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use lj_trace_profile::Frame;
 use lj_trace_streams::VmState;
 use serde::Serialize;
 
-/// What a process does with its CPU time, as the JIT compiler sees it. Each sample is one of these.
+/// What a process spends CPU time on, as seen by the JIT compiler. Each sample counts for one of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TimeKind {
@@ -19,20 +19,20 @@ pub enum TimeKind {
     Interpreted,
     /// Library functions of LuaJIT, called by the interpreter.
     Library,
-    /// C functions of others, called by the interpreter.
+    /// C functions from outside LuaJIT, called by the interpreter.
     CFunctions,
     /// The garbage collector.
     Collector,
     /// The JIT compiler itself.
     Compiler,
-    /// Leaving a trace.
+    /// Exits from traces.
     Leaving,
     /// Outside of any VM.
     Elsewhere,
 }
 
 impl TimeKind {
-    /// That of a sample whose VM is in this state; [`None`] stands for no VM.
+    /// The kind of a sample whose VM is in this state; [`None`] stands for no VM.
     pub fn of(state: Option<VmState>) -> Self {
         match state {
             None => Self::Elsewhere,
@@ -46,7 +46,7 @@ impl TimeKind {
         }
     }
 
-    /// In words.
+    /// The kind in words.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Compiled => "compiled Lua code",
@@ -64,19 +64,19 @@ impl TimeKind {
 /// The samples of a process.
 #[derive(Clone, Debug, Default)]
 pub struct TimeSamples {
-    /// How many of each kind.
+    /// The number of samples of each kind.
     pub kinds: BTreeMap<TimeKind, u64>,
-    /// By place.
+    /// The samples by place.
     pub code: CodeSamples,
 }
 
 impl TimeSamples {
-    /// All of them.
+    /// The number of all samples.
     pub fn total(&self) -> u64 {
         self.kinds.values().sum()
     }
 
-    /// Takes a sample in.
+    /// Adds a sample.
     pub fn add(&mut self, sample: &Resolved) {
         let kind = TimeKind::of(sample.state);
         *self.kinds.entry(kind).or_default() += 1;
@@ -97,7 +97,7 @@ impl SampleListener for TimeSamples {
     }
 }
 
-/// The place of the innermost Lua function of a sample, unless something is not certain there.
+/// The place of a sample's innermost Lua function; [`None`] if anything about it is uncertain.
 pub fn place(sample: &Resolved) -> Option<CodePosition> {
     for frame in &sample.frames {
         match (frame.code, &*frame.named) {

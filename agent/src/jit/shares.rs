@@ -1,4 +1,4 @@
-//! Where CPU time goes: rows that add up to the samples of the process, their one denominator.
+//! Where CPU time goes: rows that add up to all samples of the process, which are the denominator of every share.
 
 use std::collections::HashMap;
 
@@ -12,13 +12,13 @@ use super::samples::{TimeKind, TimeSamples};
 pub struct TimeReport {
     /// Samples a second of each thread's CPU time.
     pub rate: u32,
-    /// All samples: what shares are of.
+    /// All samples, which shares refer to.
     pub samples: u64,
-    /// Samples that never arrived, by reason. They are in none of the rows.
+    /// Samples that were lost, by reason. No row contains them.
     pub lost: Vec<(&'static str, u64)>,
-    /// The rows, the most expensive first. Their samples add up to `samples`, and their shares to 100%.
+    /// The rows, most expensive first. Their samples add up to `samples`, and their percentages to 100.
     pub rows: Vec<TimeRow>,
-    /// Why there are no rows, if there are none.
+    /// Why the rows are withheld.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub withheld: Option<String>,
 }
@@ -30,24 +30,24 @@ pub struct TimeRow {
     pub kind: TimeKind,
     /// Samples.
     pub samples: u64,
-    /// Their share in percent, rounded to a tenth so that all rows add up to 100.
+    /// Their share in percent, rounded to a tenth such that all rows add up to 100.
     pub percent: f64,
-    /// The standard error of that, in percent points.
+    /// The standard error of that share, in percentage points.
     pub standard_error: f64,
-    /// For code in the interpreter: what it is, and why it is there. [`None`] where that is not known.
+    /// For code in the interpreter: which code it is, and why it is interpreted. [`None`] if that is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interpreted: Option<InterpretedPart>,
 }
 
 impl TimeReport {
-    /// From samples, and what was found of them in each VM.
+    /// Builds the report from samples, and from what each VM explained of them.
     pub fn new(rate: u32, samples: &TimeSamples, lost: Vec<(&'static str, u64)>, found: Vec<InterpretedCode>) -> Self {
         let total = samples.total();
         let of = |kind| samples.kinds.get(&kind).copied().unwrap_or(0);
         let parts = merged(found.into_iter().flat_map(|found| found.parts));
         let explained = |of: fn(&InterpretedPart) -> u64| parts.iter().map(of).sum::<u64>();
         let report = Self { rate, samples: total, lost, rows: Vec::new(), withheld: None };
-        // A function would be found twice if two VMs had it, which cannot be: then something else is wrong.
+        // Two VMs cannot have the same function, so if one is found twice, something else is wrong.
         let (Some(unexplained), true) = (
             of(TimeKind::Interpreted).checked_sub(explained(|part| part.samples)),
             explained(|part| part.library) <= of(TimeKind::Library),
@@ -76,10 +76,10 @@ impl TimeReport {
     }
 }
 
-/// What a loop or function is known by: many VMs, or many closures of a loaded text, have the same.
+/// What identifies a loop or function: many VMs, or many closures of a loaded text, may have the same.
 type PartKey = (Why, BlacklistKind, Place, Option<AbortReason>);
 
-/// The same loop or function for the same reason is one.
+/// Merges equal loops and functions with the same reason.
 fn merged(parts: impl Iterator<Item = InterpretedPart>) -> Vec<InterpretedPart> {
     let mut places: HashMap<PartKey, usize> = HashMap::new();
     let mut merged: Vec<InterpretedPart> = Vec::new();
@@ -103,7 +103,7 @@ fn merged(parts: impl Iterator<Item = InterpretedPart>) -> Vec<InterpretedPart> 
     merged
 }
 
-/// Shares in tenths of a percent, rounded so that they add up to 1000: those that lose most by rounding down are rounded up.
+/// Shares in tenths of a percent that add up to 1000: after rounding down, those that lost most are rounded up.
 pub fn tenths(parts: &[u64]) -> Vec<u64> {
     let total: u128 = parts.iter().map(|part| u128::from(*part)).sum();
     if total == 0 {

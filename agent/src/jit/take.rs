@@ -1,4 +1,4 @@
-//! Makes a JIT report: watches for a while, then reads everything.
+//! Makes a JIT report: watches a process for a while, then reads everything.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
@@ -16,37 +16,37 @@ use super::samples::TimeSamples;
 use super::shares::TimeReport;
 use super::{JitDump, VmJit};
 
-/// Between two readings of the penalties, of which each takes some µs.
+/// The time between two readings of the penalties. A reading takes some µs.
 const BETWEEN_READINGS: Duration = Duration::from_millis(1);
 
-/// So long a VM's heap is looked through for functions.
+/// How long to search a VM's heap for functions.
 const HEAP_LIMIT: Duration = Duration::from_secs(2);
 
-/// What was seen of a process over a time.
+/// What watching a process for some time has shown.
 #[derive(Default)]
 pub struct WatchedProcess {
-    /// For how long.
+    /// How long it was watched.
     pub time: Duration,
-    /// The aborts, by the address of the VM.
+    /// The aborts, by the address of their VM.
     pub aborts: Vec<(u64, AbortWatch)>,
     /// The samples, if there are any.
     pub samples: Option<WatchedSamples>,
-    /// Why there are none, if there are none.
+    /// Why there are no samples.
     pub no_samples: Option<String>,
 }
 
-/// CPU samples that were taken meanwhile.
+/// CPU samples from that time.
 pub struct WatchedSamples {
-    /// How many a second.
+    /// Samples a second.
     pub rate: u32,
-    /// Each of them.
+    /// All samples.
     pub samples: TimeSamples,
-    /// Those that never arrived, by reason.
+    /// Samples that were lost, by reason.
     pub lost: Vec<(&'static str, u64)>,
 }
 
-/// Watches `vms` for `duration`, or until `interrupted`, which waits so long itself, or the process ends. Of a `recording`,
-/// all samples are taken. `ready` is called once it watches.
+/// Watches `vms` for `duration`, until the process ends, or until `interrupted` returns true; `interrupted` also does
+/// the waiting between checks. With a `recording`, all its samples are read. `ready` is called once watching has begun.
 ///
 /// # Errors
 /// Samples cannot be taken any more.
@@ -64,7 +64,7 @@ pub fn watch(
     let memory = process.memory();
     let watches: Vec<_> = vms.iter().map(|vm| AbortWatch::start(&memory, vm).ok()).collect();
     ready();
-    // What a sample means takes longer to find out than one of two aborts is seen.
+    // A thread of its own: resolving a sample takes longer than the time between two readings of the penalties.
     let aborts = thread::scope(|scope| {
         let aborts = scope.spawn(|| watch_aborts(process, vms, watches, &over));
         while outcome.is_ok() && began.elapsed() < duration && process.is_alive() {
@@ -90,7 +90,7 @@ pub fn watch(
     Ok((samples, WatchedProcess { time: began.elapsed(), aborts, ..WatchedProcess::default() }))
 }
 
-/// Watches all VMs that show their penalties, until it is over.
+/// Watches all VMs whose penalties can be read, until the time is over.
 fn watch_aborts(
     process: &Process,
     vms: &[Vm],
@@ -102,7 +102,7 @@ fn watch_aborts(
         sleep(BETWEEN_READINGS);
         for (vm, watch) in vms.iter().zip(&mut watches) {
             if let Some(watch) = watch {
-                // One that is gone stays as it was.
+                // The data of a VM that is gone stays as it was.
                 let _ = watch.look(&memory, vm);
             }
         }
@@ -110,10 +110,10 @@ fn watch_aborts(
     vms.iter().zip(watches).filter_map(|(vm, watch)| Some((vm.global, watch?))).collect()
 }
 
-/// Looks at `vms` of `process`, after what was `watched`; tells of the lines of `file`.
+/// Reads `vms` of `process`, after what was `watched`; includes the lines of `file`.
 ///
 /// # Errors
-/// [`TargetError`] if the process cannot be looked at, or is gone.
+/// [`TargetError`] if the process cannot be read, or is gone.
 pub fn take(
     process: &Process,
     mut vms: Vec<Vm>,
@@ -125,7 +125,7 @@ pub fn take(
     let mut shown = Vec::with_capacity(vms.len());
     let samples = watched.as_ref().and_then(|watched| watched.samples.as_ref());
     for vm in &mut vms {
-        // What it has compiled since it was found may decide where the rest lies.
+        // Traces that it has compiled since it was found may settle the rest of its layout.
         if vm.leaves_traces_open()
             && let Ok(proven) = prove_again(process, &maps, vm)
         {

@@ -11,7 +11,7 @@ use super::time_text::write_time;
 use super::tree::write_tree;
 use super::{JitDump, VmJit};
 
-/// Of longer lists, so many are shown.
+/// How many entries of a long list to show.
 const MOST: usize = 200;
 
 impl fmt::Display for JitDump {
@@ -124,7 +124,7 @@ fn write_aborted(f: &mut fmt::Formatter<'_>, aborted: &Aborted) -> fmt::Result {
     Ok(())
 }
 
-/// What each reason means that there is, and what helps.
+/// Explains each reason that occurs, with advice.
 fn write_reasons(f: &mut fmt::Formatter<'_>, report: &JitReport) -> fmt::Result {
     let watched = report.watched.iter().flat_map(|watched| &watched.aborts);
     let all = report.penalties.iter().chain(watched).map(|aborted| aborted.reason);
@@ -161,7 +161,7 @@ fn write_areas(f: &mut fmt::Formatter<'_>, all: &Areas) -> fmt::Result {
     write_more(f, all.areas.len())
 }
 
-/// The parameters that bound what is compiled.
+/// The parameters that limit what is compiled.
 fn write_parameters(f: &mut fmt::Formatter<'_>, parameters: Option<&JitParameters>) -> fmt::Result {
     let Some(all) = parameters else { return writeln!(f, "\nParameters: [unknown: what lies there are none]") };
     let JitParameters { maxtrace, maxrecord, maxirconst, maxside, maxsnap, hotloop, hotexit, tryside, .. } = all;
@@ -179,7 +179,7 @@ fn write_parameters(f: &mut fmt::Formatter<'_>, parameters: Option<&JitParameter
     )
 }
 
-/// Says how many of a list are not shown.
+/// Writes how many entries of a list are not shown.
 pub fn write_more(f: &mut fmt::Formatter<'_>, count: usize) -> fmt::Result {
     if count > MOST { writeln!(f, "  ... {} more (--json shows them)", count - MOST) } else { Ok(()) }
 }

@@ -9,12 +9,12 @@ use lj_trace_text::untrusted::Untrusted;
 use super::samples::TimeKind;
 use super::shares::{TimeReport, TimeRow};
 
-/// So many rows are shown.
+/// How many rows to show.
 const MOST: usize = 40;
-/// Beyond so many samples a standard error is smaller than what is rounded off.
+/// With more samples than this, a standard error is smaller than the rounding.
 const MANY: u64 = 250_000;
 
-/// Writes the rows. `parameters` are those of the only VM, if there is one.
+/// Writes the rows. `parameters` are those of the VM, if there is only one.
 pub fn write_time(f: &mut fmt::Formatter<'_>, report: &TimeReport, parameters: Option<&JitParameters>) -> fmt::Result {
     write!(f, "\nWhere the CPU time went: {} at {} Hz", counted(report.samples, "sample"), report.rate)?;
     let lost: u64 = report.lost.iter().map(|(_, count)| count).sum();
@@ -75,7 +75,7 @@ fn write_row(
     Ok(())
 }
 
-/// What is interpreted, and why, in a sentence.
+/// Names the interpreted code and the reason, in one sentence.
 pub fn headline(part: &InterpretedPart) -> String {
     let Place { function, .. } = &part.place;
     let (kind, place) = (part.kind.describe(), &part.place);
@@ -103,7 +103,7 @@ fn times(count: u32) -> String {
     if count == 1 { "once".to_owned() } else { format!("{count} times") }
 }
 
-/// What more is known, and what helps.
+/// Further facts, and advice.
 pub fn details(part: &InterpretedPart, parameters: Option<&JitParameters>) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(cause) = cause(part, parameters) {
@@ -127,7 +127,7 @@ pub fn details(part: &InterpretedPart, parameters: Option<&JitParameters>) -> Ve
     lines
 }
 
-/// The reason of the last abort that is known, and what in the code can be meant by it.
+/// The reason of the last known abort, and the part of the code that it probably refers to.
 fn cause(part: &InterpretedPart, parameters: Option<&JitParameters>) -> Option<String> {
     if !matches!(part.why, Why::Blacklisted | Why::Aborted) {
         return None;
@@ -149,7 +149,7 @@ fn contents(unrecordable: &[Unrecordable], before: &str) -> String {
         Some(line) => format!("{} ({}) at line {line}", one.describe(), one.bytecode),
         None => format!("{} ({})", one.describe(), one.bytecode),
     };
-    // A closure in a block makes both.
+    // A closure in a block produces both bytecodes.
     let makes_closures = unrecordable.iter().any(|one| one.bytecode == "FNEW");
     let told = unrecordable.iter().filter(|one| !(makes_closures && one.bytecode == "UCLO"));
     let all: Vec<String> = told.map(one).collect();

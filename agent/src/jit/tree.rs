@@ -8,14 +8,14 @@ use lj_trace_text::bytes;
 
 use super::text::counted;
 
-/// Of more traces, so many are shown.
+/// How many traces to show.
 const TRACES: usize = 1000;
-/// Of more exits of a trace, so many are shown.
+/// How many exits of a trace to show.
 const EXITS: usize = 20;
-/// Deeper side traces are not indented further.
+/// Deeper side traces get no further indentation.
 const DEPTH: usize = 12;
 
-/// Writes all traces, side traces and stitched ones below those that they continue.
+/// Writes all traces, with side traces and stitched traces below their parents.
 pub fn write_tree(f: &mut fmt::Formatter<'_>, report: &JitReport) -> fmt::Result {
     let nodes = &report.traces;
     let of = |kind| nodes.iter().filter(|node| node.kind == kind).count();
@@ -38,7 +38,8 @@ pub fn write_tree(f: &mut fmt::Formatter<'_>, report: &JitReport) -> fmt::Result
     Ok(())
 }
 
-/// All of them, each below its parent, with its depth. What has none that is there, or is in a ring, begins anew.
+/// All traces, each below its parent, with its depth. A trace whose parent is missing, or is part of a ring, starts a
+/// new tree.
 fn ordered(nodes: &[TraceNode]) -> Vec<(usize, &TraceNode)> {
     let numbers: HashSet<u16> = nodes.iter().map(|node| node.number).collect();
     let mut children: BTreeMap<u16, Vec<&TraceNode>> = BTreeMap::new();

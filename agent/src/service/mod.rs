@@ -1,4 +1,4 @@
-//! Running as a service: what systemd is told, and how its journal takes messages.
+//! Running as a service: status reports to systemd, and messages in its journal.
 
 pub mod notify;
 pub mod unit;

@@ -1,21 +1,21 @@
-//! The sandbox that lj-trace runs in as a systemd service: it may inspect other processes, and do nothing else.
+//! The sandbox for lj-trace as a systemd service: it may inspect other processes, and nothing else.
 
-/// What lj-trace needs of root's powers (Linux 6.6 and newer): to load its programs, to sample, to read the target.
+/// The capabilities that lj-trace needs (Linux 6.6 and newer): to load its programs, to sample, to read the target.
 pub const CAPABILITIES: &str = "CAP_BPF CAP_PERFMON CAP_SYS_PTRACE";
 
-/// The settings that say so.
+/// The settings that grant them.
 const OF_CAPABILITIES: [&str; 2] = ["AmbientCapabilities", "CapabilityBoundingSet"];
 
-/// The settings, in the words of systemd.exec(5), systemd.service(5) and systemd.resource-control(5).
+/// The settings, as in systemd.exec(5), systemd.service(5) and systemd.resource-control(5).
 ///
-/// Left out on purpose: `PrivateUsers=`, which takes the power over other processes away; `ProtectProc=` and
-/// `ProcSubset=`, which hide them; `ProtectKernelTunables=`, which hides the kernel's symbols.
+/// Left out on purpose: `PrivateUsers=`, which would take away the power over other processes; `ProtectProc=` and
+/// `ProcSubset=`, which would hide them; `ProtectKernelTunables=`, which would hide the kernel's symbols.
 pub const SANDBOX: [(&str, &str); 32] = [
-    // It says when recording has begun, and stops as people do it with Ctrl-C.
+    // lj-trace reports when recording has begun, and stops as with Ctrl-C.
     ("Type", "notify"),
     ("TimeoutStopSec", "60"),
-    // Its files are in /var/lib/lj-trace, and belong to nobody else. One name for all units: with one of its own, each that
-    // starts would take the folder from those that run.
+    // The files are in /var/lib/lj-trace, and belong to this user alone. All units share one user name: with a name of
+    // its own, each new unit would take the folder away from the running ones.
     ("User", "lj-trace"),
     ("DynamicUser", "yes"),
     ("StateDirectory", "lj-trace"),
@@ -24,12 +24,12 @@ pub const SANDBOX: [(&str, &str); 32] = [
     ("UMask", "0077"),
     ("AmbientCapabilities", CAPABILITIES),
     ("CapabilityBoundingSet", CAPABILITIES),
-    // What is lost when these are too narrow is counted, and said.
+    // If these limits are too low, lj-trace counts and reports what it loses.
     ("MemoryMax", "512M"),
     ("TasksMax", "32"),
     ("PrivateNetwork", "yes"),
     ("IPAddressDeny", "any"),
-    // The messages to the service manager.
+    // For messages to the service manager.
     ("RestrictAddressFamilies", "AF_UNIX"),
     ("PrivateDevices", "yes"),
     ("DevicePolicy", "closed"),
@@ -50,7 +50,7 @@ pub const SANDBOX: [(&str, &str); 32] = [
     ("SystemCallFilter", "@system-service bpf perf_event_open process_vm_readv pidfd_open"),
 ];
 
-/// A template of units: `systemctl start lj-trace@1234` records process 1234 until `systemctl stop lj-trace@1234`.
+/// A unit template: `systemctl start lj-trace@1234` records process 1234 until `systemctl stop lj-trace@1234`.
 pub fn template(program: &str) -> String {
     let settings: String = SANDBOX.iter().map(|(key, value)| format!("{key}={value}\n")).collect();
     format!(
@@ -59,9 +59,9 @@ pub fn template(program: &str) -> String {
     )
 }
 
-/// The `systemd-run` line for a run of lj-trace with these arguments, as the unit `name`. `limit`, in seconds, is when
-/// systemd gives up on a run that should have ended by itself. `more` is a reason why this kernel wants
-/// `CAP_SYS_ADMIN` as well, which is said in a comment.
+/// The `systemd-run` line that runs lj-trace with these arguments as the unit `name`. `limit` is the time in seconds
+/// after which systemd gives up on a run that should have ended. `more` is a reason why this kernel requires
+/// `CAP_SYS_ADMIN` as well; it becomes a comment.
 pub fn command(program: &str, name: &str, arguments: &[String], limit: Option<u64>, more: Option<&str>) -> String {
     let mut line = more.map(|reason| format!("# CAP_SYS_ADMIN: {reason}\n")).unwrap_or_default();
     line.push_str(&format!("systemd-run --unit={name} --collect"));
@@ -83,7 +83,7 @@ pub fn command(program: &str, name: &str, arguments: &[String], limit: Option<u6
     line
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,@%+".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -107,7 +107,7 @@ mod tests {
     fn the_agents_unit_has_the_same_sandbox_but_for_the_network() {
         let unit = include_str!("../../../packaging/systemd/lj-trace-agent.service");
         let settings: Vec<(&str, &str)> = unit.lines().filter_map(|line| line.split_once('=')).collect();
-        // Profiles are sent to servers; it has threads for these, and runs for as long as the host does.
+        // The agent sends profiles to servers, has threads for them, and runs as long as the host.
         const OTHERS: [&str; 4] = ["PrivateNetwork", "IPAddressDeny", "RestrictAddressFamilies", "TasksMax"];
         for (key, value) in SANDBOX {
             assert_eq!(settings.contains(&(key, value)), !OTHERS.contains(&key), "{key}={value}");

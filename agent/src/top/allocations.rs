@@ -1,4 +1,4 @@
-//! What allocates: the sources of allocation events, what they allocate, and what of it is still held.
+//! Sources of allocations: how much they allocate, and how much of that is still held.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::AddAssign;
@@ -13,7 +13,7 @@ use lj_trace_streams::memprof::{Event, Source};
 use super::window::{Span, TopWindow};
 use lj_trace_engine::allocations::AllocationListener;
 
-/// What one source has allocated.
+/// What a source has allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Allocated {
     bytes: u64,
@@ -30,20 +30,20 @@ impl AddAssign for Allocated {
 /// A source of allocations: a line of Lua code, a C function, a trace, the VM itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocationRow {
-    /// Its name, as all outputs have it.
+    /// Its name, the same in all outputs.
     pub name: Arc<str>,
-    /// Bytes that were allocated; a reallocation counts with its new size.
+    /// Allocated bytes; a reallocation counts with its new size.
     pub bytes: u64,
-    /// How many allocations and reallocations there were.
+    /// The number of allocations and reallocations.
     pub count: u64,
-    /// Bytes of all that was allocated since the beginning and is not freed yet.
+    /// Bytes that were allocated since the beginning and are not freed yet.
     pub held: u64,
 }
 
-/// Bytes of memory for the stacks of sources. Those that come later are shown together.
+/// The memory for the stacks of sources, in bytes. Sources beyond it share one row.
 const STACKS: usize = 8 << 20;
 
-/// Everything that allocation events say.
+/// The sums of allocation events.
 #[derive(Debug)]
 pub struct Allocations {
     length: usize,
@@ -56,7 +56,7 @@ pub struct Allocations {
 }
 
 impl Allocations {
-    /// Nothing yet; `window` intervals are recent.
+    /// No data; the last `window` intervals count as recent.
     pub fn new(window: usize) -> Self {
         Self {
             length: window,
@@ -72,7 +72,7 @@ impl Allocations {
     fn add(&mut self, vm: usize, event: &Event) {
         self.of_vm(vm);
         match *event {
-            // Losses are shown by the gauges.
+            // The gauges show losses.
             Event::Symbol(ref symbol) => return self.sources[vm].symbol(symbol, &mut BTreeMap::new()),
             Event::Alloc { source, addr, size } => {
                 let stack = self.sources[vm].stack(source, &mut self.stacks);
@@ -80,7 +80,7 @@ impl Allocations {
             }
             Event::Realloc { source, old_addr, addr, size, .. } => {
                 let stack = self.sources[vm].stack(source, &mut self.stacks);
-                // A block that shrinks stays with whom it belonged to; see `MemoryProfile`.
+                // A block that shrinks keeps its owner; see `MemoryProfile`.
                 let shrunk = self.release(old_addr).filter(|(old, _)| size <= *old);
                 self.allocate(stack, shrunk.map_or(stack, |(_, holder)| holder), addr, size);
             }
@@ -100,7 +100,7 @@ impl Allocations {
         self.allocated.add(&source, Allocated { bytes: size, count: 1 });
         *self.held.entry(holder).or_default() += size;
         if let Some((size, holder)) = self.blocks.insert(addr, (size, holder)) {
-            // Its free was lost.
+            // The free of the earlier block was lost.
             self.let_go(holder, size);
         }
     }
@@ -122,7 +122,7 @@ impl Allocations {
         self.allocated.roll();
     }
 
-    /// Forgets everything but what names mean, and what blocks there are: those that are held stay held.
+    /// Forgets the sums. Keeps the meaning of names and the live blocks: what is held stays held.
     pub fn clear(&mut self) {
         self.allocated = TopWindow::new(self.length);
         self.events = 0;
@@ -133,15 +133,15 @@ impl Allocations {
         self.allocated.intervals()
     }
 
-    /// How many events there were: allocations, reallocations and frees.
+    /// The number of events: allocations, reallocations and frees.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// All sources, in no order.
+    /// All sources, unsorted.
     pub fn rows(&self, span: Span) -> Vec<AllocationRow> {
         let mut sums = self.allocated.sums(span);
-        // What is held is shown even if nothing was added to it lately.
+        // A source that holds memory is shown even if it has not allocated lately.
         for (&stack, _) in self.held.iter().filter(|(_, held)| **held > 0) {
             sums.entry(stack).or_default();
         }
@@ -154,7 +154,7 @@ impl Allocations {
         sums.into_iter().map(row).collect()
     }
 
-    /// The innermost frame, and the function that it belongs to.
+    /// The name of the innermost frame, with the function that it belongs to.
     fn name(&self, stack: StackId) -> Arc<str> {
         let frames: Vec<&Frame> = self
             .stacks

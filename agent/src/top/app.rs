@@ -16,9 +16,9 @@ use super::window::Span;
 use lj_trace_engine::cpu::SampleListener;
 use lj_trace_engine::resolve::Resolved;
 
-/// How many intervals are recent.
+/// How many intervals count as recent.
 const WINDOW: usize = 10;
-/// How many intervals graphs go back: enough for the widest terminal.
+/// How many intervals the graphs can show: enough for the widest terminal.
 const HISTORY: usize = 1000;
 
 /// A view.
@@ -33,14 +33,14 @@ pub enum Tab {
     Allocations,
     /// Traces by CPU time.
     Traces,
-    /// What the interpreter runs, and why that is not compiled.
+    /// Lua code in the interpreter, and why it is not compiled.
     Interpreted,
     /// Where coroutines wait.
     Waits,
 }
 
 impl Tab {
-    /// All of them, in their order.
+    /// All views, in order.
     pub const ALL: [Self; 6] =
         [Self::Functions, Self::Lines, Self::Allocations, Self::Traces, Self::Interpreted, Self::Waits];
 
@@ -56,7 +56,7 @@ impl Tab {
         }
     }
 
-    /// What its rows can be sorted by.
+    /// The sort keys of its rows.
     pub const fn sorts(self) -> &'static [Sort] {
         match self {
             Self::Functions => &[Sort::Own, Sort::Total, Sort::Name],
@@ -67,16 +67,16 @@ impl Tab {
     }
 }
 
-/// What rows are sorted by: the largest first, names in their order.
+/// What rows are sorted by: numbers largest first, names alphabetically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sort {
-    /// Samples in which it was innermost.
+    /// Samples with the row at the leaf of the stack.
     Own,
-    /// Samples in which it was on the stack.
+    /// Samples with the row anywhere on the stack.
     Total,
     /// Bytes allocated.
     Bytes,
-    /// Number of allocations, or of coroutines.
+    /// The number of allocations, or of coroutines.
     Count,
     /// Bytes held.
     Held,
@@ -84,66 +84,66 @@ pub enum Sort {
     Name,
 }
 
-/// What is looked at.
+/// The process that the view shows.
 #[derive(Clone, Debug, Default)]
 pub struct TopTarget {
     /// `luajit (pid 4242)`.
     pub name: String,
-    /// What its first VM is.
+    /// A description of its first VM.
     pub vm: String,
-    /// CPU samples a second; none if there are none.
+    /// CPU samples a second; [`None`] if CPU time is not recorded.
     pub rate: Option<u32>,
     /// Whether allocations are recorded.
     pub memory: bool,
-    /// How long an interval is.
+    /// The length of an interval.
     pub interval: Duration,
-    /// Whether it is one of several processes that are looked at.
+    /// Whether it is one of several processes in the view.
     pub of_several: bool,
 }
 
 /// The live view's state.
 #[derive(Debug)]
 pub struct App {
-    /// What is looked at.
+    /// The process that the view shows.
     pub target: TopTarget,
     /// The CPU profile.
     pub functions: Functions,
-    /// What is interpreted, and why.
+    /// Interpreted code, and why it is interpreted.
     pub interpreted: InterpretedPlaces,
     /// The memory profile, which the recording fills.
     pub allocations: Rc<RefCell<Allocations>>,
-    /// Where coroutines wait, as far as somebody has looked; and whether that is to be summed up anew.
+    /// Where coroutines wait, from the looks so far; and whether this has to be computed again.
     pub waits: (Vec<WaitPlace>, bool),
-    /// The process's numbers.
+    /// The numbers read from the process.
     pub gauges: Gauges,
-    /// The view.
+    /// The current view.
     pub tab: Tab,
-    /// What sums are over.
+    /// The time span of the sums.
     pub span: Span,
     /// What rows must contain.
     pub filter: String,
     /// Whether the filter is being typed.
     pub typing: bool,
-    /// Whether the picture is held.
+    /// Whether the picture is frozen.
     pub paused: bool,
-    /// Whether keys are explained.
+    /// Whether the help for keys is shown.
     pub help: bool,
     /// The first row shown.
     pub offset: usize,
-    /// Why nothing comes any more.
+    /// Why no more data comes.
     pub ended: Option<&'static str>,
-    /// How long it has been looked at.
+    /// How long the recording has run.
     pub elapsed: Duration,
-    /// Whether the view is to end.
+    /// Whether to quit.
     pub quit: bool,
-    /// By tab, the index of what its rows are sorted by.
+    /// For each tab, the index of its sort key.
     sorts: [usize; Tab::ALL.len()],
 }
 
 impl App {
-    /// Nothing was seen yet.
+    /// A state without data.
     pub fn new(target: TopTarget) -> Self {
-        // What is not recorded is not shown first.
+        // Do not begin with a view whose data is not recorded.
         let tab = if target.rate.is_some() { Tab::Functions } else { Tab::Allocations };
         Self {
             target,
@@ -166,7 +166,7 @@ impl App {
         }
     }
 
-    /// Ends an interval, with what was read of the process.
+    /// Ends an interval; `gauge` was read from the process.
     pub fn roll(&mut self, gauge: Gauge) {
         self.functions.roll();
         self.interpreted.roll();
@@ -174,7 +174,7 @@ impl App {
         self.gauges.push(gauge);
     }
 
-    /// Does what a key means.
+    /// Performs the action of a key.
     pub fn act(&mut self, action: Action) {
         match action {
             Action::Quit => self.quit = true,
@@ -213,7 +213,7 @@ impl App {
         self.offset = 0;
     }
 
-    /// What the rows of the view are sorted by.
+    /// The sort key of the current view.
     pub fn sort(&self) -> Sort {
         self.tab.sorts()[self.sorts[self.tab as usize]]
     }
@@ -222,7 +222,7 @@ impl App {
         self.filter.is_empty() || name.to_lowercase().contains(&self.filter.to_lowercase())
     }
 
-    /// The functions to show, in their order.
+    /// The functions to show, sorted.
     pub fn function_rows(&self) -> Vec<FunctionRow> {
         let mut rows = self.functions.functions(self.span);
         rows.retain(|row| self.matches(&row.name));
@@ -234,7 +234,7 @@ impl App {
         rows
     }
 
-    /// The lines to show, in their order.
+    /// The lines to show, sorted.
     pub fn line_rows(&self) -> Vec<LineRow> {
         let mut rows = self.functions.lines(self.span);
         rows.retain(|row| self.matches(&row.place) || self.matches(&row.function));
@@ -245,7 +245,7 @@ impl App {
         rows
     }
 
-    /// The sources of allocations to show, in their order.
+    /// The sources of allocations to show, sorted.
     pub fn allocation_rows(&self) -> Vec<AllocationRow> {
         let mut rows = self.allocations.borrow().rows(self.span);
         rows.retain(|row| self.matches(&row.name));
@@ -262,7 +262,7 @@ impl App {
         rows
     }
 
-    /// The traces to show, in their order.
+    /// The traces to show, sorted.
     pub fn trace_rows(&self) -> Vec<TraceRow> {
         let mut rows = self.functions.traces(self.span);
         rows.retain(|row| self.matches(&row.text));
@@ -273,14 +273,14 @@ impl App {
         rows
     }
 
-    /// The CPU time that the process uses lately, in percent of one CPU; none if that is not recorded.
+    /// The recent CPU time of the process, in percent of one CPU; [`None`] if it is not recorded.
     pub fn cpu(&self) -> Option<f64> {
         let samples = self.functions.samples(Span::Recent) as f64;
         let seconds = self.recent().as_secs_f64().max(0.001);
         self.target.rate.map(|rate| 100.0 * samples / f64::from(rate) / seconds)
     }
 
-    /// What is interpreted, in the order of what it costs.
+    /// Interpreted code, most expensive first.
     pub fn interpreted_rows(&self) -> Vec<InterpretedRow> {
         let mut rows = self.interpreted.rows(self.span);
         rows.retain(|row| [&row.why, &row.place, &row.function].into_iter().any(|text| self.matches(text)));
@@ -291,7 +291,7 @@ impl App {
         rows
     }
 
-    /// Where coroutines wait, in order.
+    /// Where coroutines wait, sorted.
     pub fn wait_rows(&self) -> Vec<WaitPlace> {
         let (mut rows, _) = self.waits.clone();
         rows.retain(|row| self.matches(&row.name) || self.matches(&row.called));
@@ -301,7 +301,7 @@ impl App {
         rows
     }
 
-    /// Over how many seconds sums of [`Span::Recent`] go by now.
+    /// The time that sums of [`Span::Recent`] cover by now.
     pub fn recent(&self) -> Duration {
         self.target.interval * u32::try_from(self.functions.intervals()).unwrap_or(u32::MAX)
     }

@@ -14,11 +14,11 @@ use lj_trace_engine::resolve::Resolved;
 /// Samples of one function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
-    /// Those in which it was the innermost.
+    /// Samples with it at the leaf.
     own: u64,
-    /// Those in which it was on the stack at all.
+    /// Samples with it anywhere on the stack.
     total: u64,
-    /// Those of `own` in JIT-compiled code.
+    /// The part of `own` in JIT-compiled code.
     compiled: u64,
 }
 
@@ -33,7 +33,7 @@ impl AddAssign for Counts {
 /// A function and its samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionRow {
-    /// Its name, as all outputs have it, without the mark of compiled code.
+    /// Its name, the same in all outputs, without the mark for compiled code.
     pub name: Arc<str>,
     /// What kind of code it is.
     pub kind: FrameKind,
@@ -41,11 +41,11 @@ pub struct FunctionRow {
     pub own: u64,
     /// Samples in which it was on the stack.
     pub total: u64,
-    /// Those of `own` in JIT-compiled code.
+    /// The part of `own` in JIT-compiled code.
     pub compiled: u64,
 }
 
-/// A line of Lua code and the samples in which it was the innermost one.
+/// A line of Lua code, with the samples at whose leaf it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineRow {
     /// `file.lua:15`.
@@ -56,24 +56,24 @@ pub struct LineRow {
     pub samples: u64,
 }
 
-/// A trace and the samples in it.
+/// A trace, with the samples in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceRow {
     /// The VM it belongs to.
     pub vm: usize,
-    /// What it is, in the columns of [`SampledTrace::COLUMNS`](lj_trace_engine::resolve::SampledTrace::COLUMNS).
+    /// Its description, in the columns of [`SampledTrace::COLUMNS`](lj_trace_engine::resolve::SampledTrace::COLUMNS).
     pub text: Arc<str>,
     /// Samples.
     pub samples: u64,
 }
 
-/// Stands for functions, lines and traces that were not seen lately, of so many that there is no room for each.
+/// Stands for functions, lines and traces without recent samples, once there are too many of them.
 const RARE: &str = "[rare]";
 
-/// What a function is known by.
+/// What identifies a function.
 type FunctionKey = (Arc<str>, FrameKind);
 
-/// Everything that samples say.
+/// The sums of samples.
 #[derive(Clone, Debug)]
 pub struct Functions {
     functions: TopWindow<FunctionKey, Counts>,
@@ -84,7 +84,7 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// Nothing yet; `window` intervals are recent.
+    /// No data; the last `window` intervals count as recent.
     pub fn new(window: usize) -> Self {
         Self {
             functions: TopWindow::folding(window, (RARE.into(), FrameKind::Unresolved)),
@@ -95,7 +95,7 @@ impl Functions {
         }
     }
 
-    /// Takes a sample in.
+    /// Adds a sample.
     pub fn add(&mut self, sample: &Resolved) {
         self.samples.add(&(), 1);
         self.states.add(&sample.state.unwrap_or(VmState::Cfunc), 1);
@@ -114,7 +114,8 @@ impl Functions {
     /// `frames` are innermost first.
     fn count_functions<'a>(&mut self, frames: impl Iterator<Item = &'a Frame>) {
         let mut seen: HashSet<Arc<str>> = HashSet::new();
-        // What could not be resolved is no function: it is shown, but the one below it did the work that is known.
+        // A frame that could not be resolved is not a function: it is shown, but the known function below it counts as
+        // the one that did the work.
         for (index, frame) in frames.filter(|frame| frame.kind() != FrameKind::Root).enumerate() {
             let name = name(frame);
             if !seen.insert(name.clone()) {
@@ -151,30 +152,30 @@ impl Functions {
         self.samples.intervals()
     }
 
-    /// How many samples there were.
+    /// The number of samples.
     pub fn samples(&self, span: Span) -> u64 {
         self.samples.sums(span).values().sum()
     }
 
-    /// All functions, in no order.
+    /// All functions, unsorted.
     pub fn functions(&self, span: Span) -> Vec<FunctionRow> {
         let row = |((name, kind), Counts { own, total, compiled })| FunctionRow { name, kind, own, total, compiled };
         self.functions.sums(span).into_iter().map(row).collect()
     }
 
-    /// All lines, in no order.
+    /// All lines, unsorted.
     pub fn lines(&self, span: Span) -> Vec<LineRow> {
         let row = |((place, function), samples)| LineRow { place, function, samples };
         self.lines.sums(span).into_iter().map(row).collect()
     }
 
-    /// All traces, in no order.
+    /// All traces, unsorted.
     pub fn traces(&self, span: Span) -> Vec<TraceRow> {
         let row = |((vm, text), samples)| TraceRow { vm, text, samples };
         self.traces.sums(span).into_iter().map(row).collect()
     }
 
-    /// What the VMs were doing, most samples first.
+    /// The VM states, most samples first.
     pub fn states(&self, span: Span) -> Vec<(VmState, u64)> {
         let mut states: Vec<_> = self.states.sums(span).into_iter().collect();
         states.sort_by_key(|&(state, samples)| (std::cmp::Reverse(samples), state));
@@ -186,7 +187,7 @@ fn is_lua(frame: &Frame) -> bool {
     matches!(frame, Frame::Lua { .. })
 }
 
-/// The name of a frame's function, the same whether it is compiled or not.
+/// The name of a frame's function, whether it is compiled or not.
 fn name(frame: &Frame) -> Arc<str> {
     let name = frame.to_string();
     name.strip_suffix("_[j]").filter(|_| is_lua(frame)).unwrap_or(&name).into()

@@ -1,4 +1,4 @@
-//! What is read from the process itself, once an interval.
+//! Numbers that are read from the process itself, once per interval.
 
 use std::collections::VecDeque;
 
@@ -8,23 +8,23 @@ use lj_trace_process::Process;
 
 use lj_trace_engine::cpu::about_process;
 
-/// A process at one moment.
+/// The numbers at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gauge {
-    /// Size of all objects of all VMs (`gc.total`), in bytes.
+    /// The size of all objects of all VMs (`gc.total`), in bytes.
     pub heap: u64,
     /// The process's resident memory, in bytes.
     pub rss: u64,
-    /// How many traces its VMs have.
+    /// The number of traces in its VMs.
     pub traces: usize,
-    /// How many VMs it has.
+    /// The number of VMs.
     pub vms: usize,
     /// Samples and events that never arrived, by reason.
     pub lost: Vec<(&'static str, u64)>,
 }
 
 impl Gauge {
-    /// Reads the numbers of a process and of its VMs. What cannot be read any more counts as nothing.
+    /// Reads the numbers of a process and of its VMs. Numbers that cannot be read any more are 0.
     pub fn read(process: &Process, vms: &[Vm], lost: Vec<(&'static str, u64)>) -> Self {
         let memory = process.memory();
         let (heap, rss) = about_process::memory(process, vms.iter());
@@ -33,7 +33,7 @@ impl Gauge {
     }
 }
 
-/// The last of them, newest last.
+/// The last readings, newest last.
 #[derive(Clone, Debug)]
 pub struct Gauges {
     length: usize,
@@ -41,12 +41,12 @@ pub struct Gauges {
 }
 
 impl Gauges {
-    /// None yet, and never more than `length`.
+    /// No readings yet; keeps at most `length`.
     pub fn new(length: usize) -> Self {
         Self { length, history: VecDeque::new() }
     }
 
-    /// Adds the newest.
+    /// Adds the newest reading.
     pub fn push(&mut self, gauge: Gauge) {
         self.history.push_back(gauge);
         while self.history.len() > self.length {
@@ -54,12 +54,12 @@ impl Gauges {
         }
     }
 
-    /// The newest.
+    /// The newest reading.
     pub fn last(&self) -> Option<&Gauge> {
         self.history.back()
     }
 
-    /// The newest `count` of a number, oldest first, as points of a graph: seconds before now, and the number.
+    /// The newest `count` values of a number, oldest first, as points of a graph: seconds before now, and the value.
     pub fn series(&self, count: usize, number: impl Fn(&Gauge) -> u64) -> Vec<(f64, f64)> {
         let newest = self.history.iter().rev().take(count).enumerate();
         let mut points: Vec<_> = newest.map(|(age, gauge)| (-(age as f64), number(gauge) as f64)).collect();

@@ -1,4 +1,4 @@
-//! Places in the interpreter, and why each is interpreted.
+//! Code in the interpreter, and why it is not compiled.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use lj_trace_text::chunk_name;
 use super::window::{Span, TopWindow};
 use crate::jit::{TimeKind, place};
 
-/// A loop or function in the interpreter.
+/// A loop or function that is interpreted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterpretedRow {
-    /// Why, in a few words.
+    /// The reason, in a few words.
     pub why: Arc<str>,
     /// Where it begins: `file.lua:12`.
     pub place: Arc<str>,
@@ -27,7 +27,7 @@ pub struct InterpretedRow {
     pub samples: u64,
 }
 
-/// What is known of a place: why it is interpreted, and where the loop or function begins that tells.
+/// Why a place is interpreted, and where the loop or function with that reason begins.
 type Reason = (Arc<str>, Arc<str>);
 
 /// Samples in the interpreter, by place.
@@ -37,22 +37,22 @@ pub struct InterpretedPlaces {
     reasons: HashMap<CodePosition, Reason>,
 }
 
-/// So many places are explained each time: more than fit into any terminal, and each takes some µs.
+/// How many places to explain at a time: more than fit into any terminal. Each takes some µs.
 const MOST: usize = 500;
 
-/// So long it may take: the picture waits for it.
+/// The time limit for that: the picture has to wait for it.
 const LIMIT: Duration = Duration::from_millis(100);
 
-/// What cannot be explained.
+/// The reason if there is no explanation.
 const UNKNOWN: &str = "not known";
 
 impl InterpretedPlaces {
-    /// Nothing yet; `window` intervals are recent.
+    /// No data; the last `window` intervals count as recent.
     pub fn new(window: usize) -> Self {
         Self { samples: TopWindow::folding(window, (None, "[rare]".into())), reasons: HashMap::new() }
     }
 
-    /// Takes a sample in.
+    /// Adds a sample.
     pub fn add(&mut self, sample: &Resolved) {
         if TimeKind::of(sample.state) != TimeKind::Interpreted {
             return;
@@ -73,7 +73,7 @@ impl InterpretedPlaces {
         self.reasons.clear();
     }
 
-    /// Finds out why the hottest places are interpreted, from the memory of the process as it is now.
+    /// Finds out why the hottest places are interpreted, from the current memory of the process.
     pub fn explain(&mut self, process: &Process, vms: &[Vm], span: Span) {
         let mut places: Vec<(CodePosition, u64)> =
             self.samples.sums(span).into_iter().filter_map(|((place, _), samples)| Some((place?, samples))).collect();
@@ -98,7 +98,7 @@ impl InterpretedPlaces {
         }
     }
 
-    /// All loops and functions, in no order.
+    /// All loops and functions, unsorted.
     pub fn rows(&self, span: Span) -> Vec<InterpretedRow> {
         let mut rows: HashMap<(Reason, Arc<str>), u64> = HashMap::new();
         for ((place, function), samples) in self.samples.sums(span) {
@@ -111,14 +111,15 @@ impl InterpretedPlaces {
     }
 }
 
-/// Which VM a function belongs to is not kept, but addresses are those of one of them: what one knows holds.
+/// The VM of a function is not recorded. But its address belongs to only one VM, so an explanation from one of them
+/// holds.
 fn best(mut all: impl Iterator<Item = Explained>) -> Option<Explained> {
     let first = all.next()?;
     let is_better = |one: &Explained| !matches!(one.why, Why::Unknown | Why::CompilerOff);
     if is_better(&first) {
         return Some(first);
     }
-    // If the compiler of one is off, it may be that of another.
+    // If the compiler of one VM is off, the function may belong to another VM.
     let (mut better, mut rest) = (None, 0);
     for one in all {
         rest += usize::from(one.why != first.why);

@@ -1,47 +1,47 @@
-//! What the keys mean.
+//! The actions of the keys.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::app::Tab;
 
-/// What somebody wants who has pressed a key.
+/// What a key press asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// End the live view.
+    /// Quit the live view.
     Quit,
-    /// Hold the picture, or let it go on.
+    /// Freeze the picture, or continue.
     Pause,
     /// Sort by the next column.
     Sort,
-    /// Sums of the last seconds, or since the beginning.
+    /// Switch between sums of the last seconds and sums since the beginning.
     Span,
-    /// Forget what was summed up.
+    /// Forget all sums.
     Clear,
-    /// The next or the previous view.
+    /// Go to the next view.
     Next,
-    /// See [`Next`](Self::Next).
+    /// Go to the previous view.
     Previous,
-    /// This view.
+    /// Go to this view.
     Show(Tab),
-    /// Explain the keys, or stop it.
+    /// Show or hide the help for keys.
     Help,
-    /// Move by so many rows.
+    /// Scroll by this many rows.
     Scroll(i32),
-    /// To the first row.
+    /// Go to the first row.
     Home,
-    /// Begin to type what rows must contain.
+    /// Begin to type a filter.
     Filter,
-    /// A letter of it.
+    /// Type a letter of the filter.
     Type(char),
-    /// Take the last letter back.
+    /// Delete the last letter of the filter.
     Erase,
-    /// It is complete.
+    /// Finish typing the filter.
     Accept,
-    /// Show all rows again.
+    /// Remove the filter.
     ShowAll,
 }
 
-/// The keys, for people.
+/// The keys, with help texts.
 pub const KEYS: [(&str, &str); 10] = [
     ("q, Esc, Ctrl-C", "quit"),
     ("Tab, 1 2 3 4 5 6", "switch between functions, lines, allocations, traces, why code is interpreted, and waits"),
@@ -55,7 +55,7 @@ pub const KEYS: [(&str, &str); 10] = [
     ("h, ?", "this help"),
 ];
 
-/// What a key means. `typing` is whether a filter is being typed.
+/// The action of a key. `typing` says whether the user is typing a filter.
 pub fn action(key: KeyEvent, typing: bool) -> Option<Action> {
     if key.kind == KeyEventKind::Release {
         return None;

@@ -1,8 +1,8 @@
-//! The live view: what a process is doing right now, as functions, lines, allocations and traces, in a terminal.
+//! The live view of a process in a terminal: functions, lines, allocations and traces.
 //!
-//! A [`App`] takes in what a recording hands out (samples, allocation events) and what is read of the process between
-//! two pictures ([`Gauges`]), sums it up over the last seconds ([`TopWindow`]), and changes with the keys that are
-//! pressed ([`Action`]). [`view`] draws it. Neither knows the terminal or the recording, so both are tested without.
+//! An [`App`] receives what a recording delivers (samples, allocation events) and what is read from the process between
+//! two pictures ([`Gauges`]). It sums this up over the last seconds ([`TopWindow`]), and reacts to keys ([`Action`]).
+//! [`view`] draws it. Neither of them knows the terminal or the recording, so tests need neither.
 
 mod allocations;
 mod app;

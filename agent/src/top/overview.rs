@@ -1,4 +1,4 @@
-//! Several processes at once: which one is busy, and with what.
+//! Several processes at once: which of them is busy, and with what.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -10,28 +10,28 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use super::app::App;
 use super::window::Span;
 
-/// One of several processes, in a line.
+/// One of several processes, as a line of the overview.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProcessRow {
     /// Its process id.
     pub pid: u32,
-    /// Its name, with its role if its title says one.
+    /// Its name, with its role if its title has one.
     pub name: String,
-    /// The CPU time that it uses, in percent of one CPU.
+    /// Its CPU time, in percent of one CPU.
     pub cpu: Option<f64>,
-    /// Size of all objects of its VMs, in bytes.
+    /// The size of all objects of its VMs, in bytes.
     pub heap: u64,
     /// Its resident memory, in bytes.
     pub rss: u64,
-    /// The Lua function that most samples were in or below, or else native code; without samples, what allocates most. And what
-    /// kind of code that is.
+    /// The innermost Lua function of most samples, or else the hottest native function; without CPU samples, the source
+    /// that allocates most. With its kind of code.
     pub hottest: Option<(Arc<str>, FrameKind)>,
-    /// Whether it is not there any more.
+    /// Whether the process has exited.
     pub ended: bool,
 }
 
 impl ProcessRow {
-    /// What there is to say of a process called `name` that `app` shows.
+    /// The line for a process called `name` that `app` shows.
     pub fn of(pid: u32, name: &str, app: &App) -> Self {
         let gauge = app.gauges.last();
         Self {
@@ -66,18 +66,18 @@ fn hottest(app: &App) -> Option<(Arc<str>, FrameKind)> {
 /// The view of several processes.
 #[derive(Clone, Debug, Default)]
 pub struct Overview {
-    /// Them, the busiest first, those that have ended last.
+    /// The processes, busiest first; processes that have exited come last.
     pub rows: Vec<ProcessRow>,
-    /// The process that is chosen; none before somebody has.
+    /// The selected process; [`None`] as long as the user has selected none.
     pub chosen: Option<u32>,
-    /// The process that is looked at alone.
+    /// The process that is shown alone.
     pub open: Option<u32>,
-    /// Whether the view is to end.
+    /// Whether to quit.
     pub quit: bool,
 }
 
 impl Overview {
-    /// Shows these.
+    /// Sets the rows.
     pub fn show(&mut self, mut rows: Vec<ProcessRow>) {
         let order = |a: &ProcessRow, b: &ProcessRow| -> Ordering {
             let cpu = |row: &ProcessRow| row.cpu.unwrap_or(0.0);
@@ -87,12 +87,12 @@ impl Overview {
         self.rows = rows;
     }
 
-    /// The index of the row that is chosen: the first one, before somebody has chosen.
+    /// The index of the selected row: the first row as long as the user has selected none.
     pub fn selected(&self) -> usize {
         self.chosen.and_then(|pid| self.rows.iter().position(|row| row.pid == pid)).unwrap_or(0)
     }
 
-    /// Does what a key means; whether it means anything.
+    /// Performs the action of a key. Returns whether the key has one.
     pub fn act(&mut self, key: KeyEvent) -> bool {
         if key.kind == KeyEventKind::Release {
             return false;
@@ -150,7 +150,7 @@ mod tests {
         }
         assert_eq!(overview.chosen, Some(3));
         assert!(!press(&mut overview, KeyCode::Char('x')) && press(&mut overview, KeyCode::Char('q')) && overview.quit);
-        // Nothing to choose from.
+        // There is no row to select.
         let mut empty = Overview::default();
         press(&mut empty, KeyCode::Enter);
         assert_eq!((empty.open, empty.chosen), (None, None));

@@ -4,39 +4,39 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 use std::ops::AddAssign;
 
-/// What sums are over.
+/// The time span of sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Span {
-    /// The last intervals: as many as the window is long.
+    /// The last intervals: as many as fit into the window.
     #[default]
     Recent,
-    /// Everything since the recording began, or was begun anew.
+    /// Everything since the recording began, or was cleared.
     All,
 }
 
-/// Sums by key, in intervals that somebody else measures.
+/// Sums by key, in intervals whose length the caller decides.
 ///
-/// It keeps the keys of the last intervals, and 16,384 others. Those that there is no room for become one.
+/// It keeps the keys of the last intervals, and 16,384 other keys. Further keys are merged into one.
 #[derive(Clone, Debug)]
 pub struct TopWindow<K, V> {
     length: usize,
     current: HashMap<K, V>,
     past: VecDeque<HashMap<K, V>>,
     all: HashMap<K, V>,
-    /// What keys become that there is no room for.
+    /// The key that replaces keys without room.
     rare: Option<K>,
 }
 
-/// Keys that are kept since the beginning: more than anybody looks through.
+/// How many keys from before the window to keep: more than anybody would read.
 const MAX_KEYS: usize = 1 << 14;
 
 impl<K: Clone + Eq + Hash, V: AddAssign + Copy + Default> TopWindow<K, V> {
-    /// An empty window over the running interval and so many more before it.
+    /// An empty window over the current interval and `length` intervals before it.
     pub fn new(length: usize) -> Self {
         Self { length, current: HashMap::new(), past: VecDeque::new(), all: HashMap::new(), rare: None }
     }
 
-    /// The same, in which keys that there is no room for become this one.
+    /// The same; keys without room become `rare`.
     pub fn folding(length: usize, rare: K) -> Self {
         Self { rare: Some(rare), ..Self::new(length) }
     }
@@ -54,7 +54,7 @@ impl<K: Clone + Eq + Hash, V: AddAssign + Copy + Default> TopWindow<K, V> {
         }
     }
 
-    /// Adds up the keys that are not recent.
+    /// Merges keys that are not recent.
     fn fold(&mut self) {
         let Some(rare) = self.rare.clone() else { return };
         let Self { current, past, all, .. } = self;
@@ -72,7 +72,7 @@ impl<K: Clone + Eq + Hash, V: AddAssign + Copy + Default> TopWindow<K, V> {
         *all.entry(rare).or_default() += folded;
     }
 
-    /// Ends the running interval.
+    /// Ends the current interval.
     pub fn roll(&mut self) {
         self.past.push_back(std::mem::take(&mut self.current));
         while self.past.len() > self.length {
@@ -80,12 +80,12 @@ impl<K: Clone + Eq + Hash, V: AddAssign + Copy + Default> TopWindow<K, V> {
         }
     }
 
-    /// How many intervals [`Span::Recent`] covers by now; the running one counts.
+    /// How many intervals [`Span::Recent`] covers by now, including the current one.
     pub fn intervals(&self) -> usize {
         self.past.len() + 1
     }
 
-    /// The sums, in no order.
+    /// The sums, unsorted.
     pub fn sums(&self, span: Span) -> HashMap<K, V> {
         if span == Span::All {
             return self.all.clone();

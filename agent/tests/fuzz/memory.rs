@@ -1,9 +1,9 @@
-//! How much memory something takes: the allocator of this test counts, for each thread.
+//! Measures how much memory something takes: the allocator of this test counts, for each thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// Counts what a thread has, and the most that it had.
+/// Counts the memory of a thread, and its maximum.
 struct Counting;
 
 thread_local! {
@@ -15,7 +15,7 @@ thread_local! {
 static ALLOCATOR: Counting = Counting;
 
 fn count(change: isize) {
-    // A thread that ends has no counters any more.
+    // A thread that is ending has no counters any more.
     let now = NOW.try_with(|now| {
         now.set(now.get() + change);
         now.get()
@@ -50,7 +50,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Runs something; what comes out, and the most bytes that this thread had meanwhile, beyond what it had before.
+/// Runs `action`. Returns its result, and the most bytes that this thread had meanwhile, beyond what it had before.
 pub fn most_of<T>(action: impl FnOnce() -> T) -> (T, usize) {
     let before = NOW.get();
     MOST.set(before);

@@ -1,8 +1,8 @@
-//! Damage: what a disk, a network or somebody with bad intentions makes of a file.
+//! Damages input, as a disk, a network or an attacker may damage a file.
 
 use lj_trace_process::Process;
 
-/// Numbers that look random, and are the same for the same seed (xorshift64*).
+/// Pseudorandom numbers, the same for the same seed (xorshift64*).
 pub struct Random(u64);
 
 impl Random {
@@ -17,13 +17,13 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// One of `0..limit`, which is not empty.
+    /// A number in `0..limit`, which must not be empty.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.next() >> 11) as usize % limit.max(1)
     }
 }
 
-/// Numbers at which programs go wrong.
+/// Numbers that often break programs.
 const EDGES: [u64; 12] = [
     0,
     1,
@@ -46,7 +46,7 @@ pub fn damaged(good: &[u8], others: &[Vec<u8>], random: &mut Random) -> Vec<u8> 
         if bytes.is_empty() {
             break;
         }
-        // Files begin with what says how to read the rest.
+        // The beginning of a file says how to read the rest, so it gets more damage.
         let reach = if random.below(3) == 0 { bytes.len().min(128) } else { bytes.len() };
         let at = random.below(reach);
         match random.below(8) {
@@ -57,7 +57,7 @@ pub fn damaged(good: &[u8], others: &[Vec<u8>], random: &mut Random) -> Vec<u8> 
                 let width = (1 << random.below(4)).min(bytes.len() - at);
                 bytes[at..at + width].copy_from_slice(&edge[..width]);
             }
-            // A number of many bytes, as the streams write them.
+            // A number of several bytes, as streams encode them.
             4 => {
                 let length = 1 + random.below(12);
                 bytes.splice(at..at, std::iter::repeat_n(0xff, length));
@@ -78,7 +78,8 @@ pub fn damaged(good: &[u8], others: &[Vec<u8>], random: &mut Random) -> Vec<u8> 
     bytes
 }
 
-/// A copy of lines of JSON with some damage that leaves most of it readable: other numbers, lines elsewhere, again, or endless.
+/// A copy of lines of JSON, with damage that leaves most of it readable: changed numbers, and lines that are moved,
+/// repeated, or endless.
 pub fn damaged_lines(good: &[u8], random: &mut Random) -> Vec<u8> {
     let mut lines: Vec<Vec<u8>> = good.split_inclusive(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect();
     for _ in 0..=random.below(6) {
@@ -95,7 +96,7 @@ pub fn damaged_lines(good: &[u8], random: &mut Random) -> Vec<u8> {
                 lines[at].splice(middle..middle, long);
             }
             3 => lines[at] = damaged(&lines[at], &[good.to_vec()], random),
-            // A number, made another one.
+            // Changes a number.
             _ => {
                 let line = &mut lines[at];
                 let Some(start) = (random.below(line.len().max(1))..line.len()).find(|&at| line[at].is_ascii_digit())
@@ -114,12 +115,12 @@ pub fn damaged_lines(good: &[u8], random: &mut Random) -> Vec<u8> {
     lines.concat()
 }
 
-/// A stream with fewer symbols of C functions, of which it has thousands: most damage would be there.
+/// A stream with fewer symbols of C functions. It has thousands of them, and most damage would hit those.
 pub fn shorter_stream(stream: &[u8]) -> Vec<u8> {
     let body =
         (0..stream.len()).rev().find(|&at| stream[at..].starts_with(b"ljp\x02") || stream[at..].starts_with(b"ljm"));
     let body = &stream[body.unwrap()..];
-    // The header and two symbols of its table, whatever they are, and its end.
+    // The header, two symbols of any kind, and the end of the symbol table.
     let mut short = b"ljs\x03\0\0\0\x00\x80\x20\x08@fuzz.lu\x03\x01\x80\x20\x04main\x80".to_vec();
     short.extend_from_slice(&body[..body.len().min(6000)]);
     short

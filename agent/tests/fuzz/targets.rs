@@ -1,5 +1,5 @@
-//! What is done with bytes that nobody has checked: a function for each kind. `cargo fuzz` calls them, and so does
-//! `agent/tests/fuzz.rs`, for a bounded time. They must come back, whatever they are given.
+//! What the fuzz tests do with unchecked bytes: one function for each kind of input. `cargo fuzz` calls them, and so
+//! does `agent/tests/fuzz.rs`, for a bounded time. They must return, whatever the bytes are.
 
 use std::hint::black_box;
 use std::io::{self, Read as _, Write as _};
@@ -24,7 +24,7 @@ use lj_trace_unwind::table::Context;
 use crate::saved::walk::{see, see_with};
 use crate::saved::{Saved, plain};
 
-/// A stream on its way to every report.
+/// Opens a stream, and makes every report of it.
 pub fn stream(bytes: &[u8]) {
     let Ok(opened) = Stream::open(bytes) else { return };
     match opened.body {
@@ -65,26 +65,26 @@ fn all_formats(profile: &dyn Profile) {
     }
 }
 
-/// A sink takes everything; what a format refuses is refused with an error.
+/// A sink accepts everything; a format that cannot show something returns an error.
 fn written(result: io::Result<()>) {
     let _ = black_box(result);
 }
 
-/// The text of a snapshot's file.
+/// Unpacks the text of a snapshot's file.
 pub fn unpacked(bytes: &[u8]) -> Vec<u8> {
     let mut text = Vec::new();
     MultiGzDecoder::new(bytes).read_to_end(&mut text).unwrap();
     text
 }
 
-/// A snapshot's file of a text.
+/// Packs a text as a snapshot's file.
 pub fn packed(text: &[u8]) -> Vec<u8> {
     let mut out = GzEncoder::new(Vec::new(), Compression::fast());
     out.write_all(text).unwrap();
     out.finish().unwrap()
 }
 
-/// A snapshot of a heap, on its way to everything that shows it.
+/// Reads a snapshot of a heap, and makes everything that shows it.
 pub fn snapshot(bytes: &[u8]) {
     let Ok(snapshot) = heap::file::read(bytes) else { return };
     written(write!(io::sink(), "{snapshot}"));
@@ -94,7 +94,7 @@ pub fn snapshot(bytes: &[u8]) {
     written(serde_json::to_writer(io::sink(), &snapshot).map_err(Into::into));
 }
 
-/// An ELF file: segments, symbols, unwind table, debug information.
+/// Reads an ELF file: segments, symbols, unwind table, debug information.
 pub fn elf(bytes: &[u8]) {
     let image = Image::Memory(bytes.to_vec());
     let symbols = ElfSymbols::read(&image, None);
@@ -116,17 +116,17 @@ pub fn elf(bytes: &[u8]) {
     }
 }
 
-/// A VM in memory, for [`vm`].
+/// The saved memory of a VM, for [`vm`].
 pub struct SavedVm {
     saved: Saved,
     vm: Vm,
 }
 
 impl SavedVm {
-    /// The files of `crates/luajit/tests/saved` that are tried.
+    /// The files of `crates/luajit/tests/saved` to try.
     pub const NAMES: [&str; 3] = ["luajit-debian", "tarantool-2.6.0", "luajit-2.0-lupa"];
 
-    /// Loads one.
+    /// Loads a saved VM.
     pub fn load(name: &str) -> Self {
         let saved = Saved::load(name);
         let vm = see(&saved).unwrap_or_else(|error| panic!("{name}: {error}")).vm;
@@ -134,7 +134,7 @@ impl SavedVm {
     }
 }
 
-/// Saved memory, changed as the bytes say: four for a place, one for what is put there, and so on.
+/// Saved memory, changed by the bytes: four bytes for a place, one for the new value, and so on.
 fn damaged(saved: &Saved, bytes: &[u8]) -> Saved {
     let mut damaged = saved.clone();
     let ranges = damaged.ranges();
@@ -153,18 +153,18 @@ fn damaged(saved: &Saved, bytes: &[u8]) -> Saved {
     damaged
 }
 
-/// Everything that a recording reads of a VM, from memory that is [`damaged`].
+/// Reads everything that a recording reads of a VM, from [`damaged`] memory.
 pub fn vm(base: &SavedVm, bytes: &[u8]) {
     let damaged = damaged(&base.saved, bytes);
     drop(prove_still(&damaged, &damaged.maps, 1, damaged.place, damaged.cframe_size));
     black_box(see_with(&damaged, &damaged.maps, base.vm.clone()).complete);
 }
 
-/// Damaged memory of a VM in which what was not saved reads as something, too: zeros, a pattern, or references to what is
-/// there, so that lists become rings and everything leads everywhere.
+/// Damaged memory of a VM in which addresses that were not saved can be read, too: they contain zeros, a pattern, or
+/// references to saved memory, so that lists become rings and everything is connected.
 struct Filled {
     damaged: Saved,
-    /// What is read where nothing was saved; nothing if it is empty.
+    /// The content of memory that was not saved; such memory is unreadable if this is empty.
     words: Vec<u64>,
 }
 
@@ -173,7 +173,7 @@ impl ReadMemory for Filled {
         if let Ok(saved) = self.damaged.read(address) {
             return Ok(saved);
         }
-        // The lowest and the highest addresses are no memory in any process.
+        // The lowest and the highest addresses are not memory in any process.
         if self.words.is_empty() || !(0x1000..1 << 47).contains(&address) {
             return Err(Unreadable);
         }
@@ -185,8 +185,8 @@ impl ReadMemory for Filled {
     }
 }
 
-/// What is read of a JIT compiler, from memory that the bytes change: the first says what lies where nothing was saved, the
-/// next eight are that, and the rest are changes as [`vm`] has them. Gives what comes of it.
+/// Reads what a JIT compiler's memory contains after changes. The first byte chooses the content of memory that was not
+/// saved, the next eight are that content, and the rest are changes as in [`vm`]. Returns the report.
 pub fn jit(base: &SavedVm, bytes: &[u8]) -> JitReport {
     let (&kind, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let (pattern, changes) = rest.split_first_chunk::<8>().unwrap_or((&[0; 8], rest));

@@ -10,14 +10,14 @@ use ureq::tls::{Certificate, PemItem, RootCerts, parse_pem};
 #[cfg(feature = "made")]
 pub mod made;
 
-/// Variables that name certificates, as with OpenSSL: a file, and folders that are separated by colons.
+/// Variables that name certificates, as in OpenSSL: a file, and folders separated by colons.
 const FILE: &str = "SSL_CERT_FILE";
 const FOLDERS: &str = "SSL_CERT_DIR";
 
-/// Why it is not known whom to trust.
+/// Why the trusted authorities are unknown.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthoritiesError {
-    /// What the environment names has no certificates.
+    /// The files that the environment names contain no certificates.
     #[error("no certificate of an authority in what {variables} names: {reason}")]
     Environment {
         /// The variables that are set.
@@ -27,20 +27,20 @@ pub enum AuthoritiesError {
     },
 }
 
-/// The authorities that the environment names; else those of the system; else, where it has none (as in a container without
-/// `ca-certificates`), those that browsers trust, which come with lj-trace.
+/// The authorities that the environment names. If it names none, those of the system. If the system has none (as in a
+/// container without `ca-certificates`), those that browsers trust, which lj-trace contains.
 ///
 /// # Errors
-/// The environment names some, and there are none.
+/// The environment names some, but none can be read.
 pub fn of_system() -> Result<RootCerts, AuthoritiesError> {
     let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     of_variables(variable(FILE), variable(FOLDERS))
 }
 
-/// The same with values of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+/// The same, with values for `SSL_CERT_FILE` and `SSL_CERT_DIR`.
 ///
 /// # Errors
-/// They name some, and there are none.
+/// They name some, but none can be read.
 pub fn of_variables(file: Option<OsString>, folders: Option<OsString>) -> Result<RootCerts, AuthoritiesError> {
     let variables = match (&file, &folders) {
         (None, None) => return Ok(roots(load_native_certs()).unwrap_or(RootCerts::WebPki)),
@@ -60,7 +60,7 @@ pub fn of_variables(file: Option<OsString>, folders: Option<OsString>) -> Result
     roots(found).ok_or(AuthoritiesError::Environment { variables, reason })
 }
 
-/// The authorities in the text of a file (PEM); none if there is no certificate in it.
+/// The authorities in a PEM text; [`None`] if it contains no certificate.
 pub fn of_pem(text: &[u8]) -> Option<RootCerts> {
     let certificates: Vec<Certificate<'static>> = parse_pem(text)
         .filter_map(|item| match item {
@@ -71,17 +71,17 @@ pub fn of_pem(text: &[u8]) -> Option<RootCerts> {
     (!certificates.is_empty()).then(|| RootCerts::from(certificates))
 }
 
-/// What was found, if that is anything.
+/// The authorities that were found, if any.
 fn roots(found: CertificateResult) -> Option<RootCerts> {
     let certificates: Vec<Certificate<'static>> =
         found.certs.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect();
     (!certificates.is_empty()).then(|| RootCerts::from(certificates))
 }
 
-/// Whether a request failed since the server's certificate is of no authority that is trusted.
+/// Whether a request failed because the authority of the server's certificate is not trusted.
 pub fn is_untrusted(error: &ureq::Error) -> bool {
-    // The error of TLS is wrapped in others, which differ by the moment at which it is met. The signature is wrong if one
-    // that is trusted has the same name, as before it was given a new key.
+    // The TLS error is wrapped in other errors, which depend on when it occurs. The signature is wrong if a trusted
+    // authority has the same name, for example under its old key.
     let error = error.to_string();
     ["UnknownIssuer", "BadSignature"].iter().any(|reason| error.contains(reason))
 }

@@ -1,4 +1,4 @@
-//! Authorities that are made for a test, and servers that have a certificate of one.
+//! Authorities for tests, and servers with certificates of theirs.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ impl Default for Authority {
 }
 
 impl Authority {
-    /// Makes one.
+    /// Creates an authority.
     ///
     /// # Panics
     /// The system has no random numbers.
@@ -28,7 +28,7 @@ impl Authority {
         Self::named("authority of a test")
     }
 
-    /// Makes one with a name.
+    /// Creates an authority with this name.
     ///
     /// # Panics
     /// The system has no random numbers.
@@ -47,7 +47,7 @@ impl Authority {
         self.certificate.pem()
     }
 
-    /// What a server with this address needs for TLS.
+    /// The TLS configuration of a server with this address.
     ///
     /// # Panics
     /// The system has no random numbers.

@@ -1,4 +1,4 @@
-//! A server of HTTPS is asked if its certificate is of an authority that is trusted, and told nothing otherwise.
+//! An HTTPS server gets a request only if a trusted authority has signed its certificate.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -16,7 +16,7 @@ use super::{DebugServers, FetchError, ServersError};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// A server with a certificate of this authority for an address: its URL, and how many requests it has read.
+/// A server with a certificate of this authority for an address: its URL, and the number of requests that it has read.
 fn serve(authority: &Authority, address: IpAddr) -> (String, Arc<AtomicUsize>) {
     let config = authority.server(address);
     let listener = TcpListener::bind((HERE, 0)).unwrap();
@@ -56,7 +56,7 @@ fn fetch(url: &str, trusted: &Authority) -> Result<Vec<u8>, FetchError> {
 
 #[test]
 fn only_servers_of_trusted_authorities_are_asked() {
-    // One of the others has the same name.
+    // One of the other authorities has the same name.
     let (company, other, stranger) = (Authority::new(), Authority::new(), Authority::named("somebody else"));
     let (url, requests) = serve(&company, HERE);
     assert_eq!(fetch(&url, &company), Ok(b"the file".to_vec()));
@@ -68,7 +68,7 @@ fn only_servers_of_trusted_authorities_are_asked() {
         assert!(message.contains(&url) && message.contains("SSL_CERT_FILE"), "{message}");
     }
     assert_eq!(requests.load(Ordering::Relaxed), 1);
-    // The next server has it.
+    // The next server has the file.
     let (second, _) = serve(&other, HERE);
     assert_eq!(fetch(&format!("{url} {second}"), &other), Ok(b"the file".to_vec()));
 }

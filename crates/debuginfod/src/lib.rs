@@ -1,7 +1,7 @@
-//! Debug files by their build ids, from debuginfod servers.
+//! Fetches debug files by build ID from debuginfod servers.
 //!
-//! Servers are asked over HTTP or HTTPS, one after another, for `/buildid/ID/debuginfo`. Whatever they send, no more than a limit is
-//! taken, and for no longer than a limit.
+//! It asks the servers over HTTP or HTTPS, one after another, for `/buildid/ID/debuginfo`. Whatever a server sends, the
+//! size and the time of a download are limited.
 
 use std::env;
 use std::fmt;
@@ -12,19 +12,20 @@ use std::time::{Duration, Instant};
 use lj_trace_authorities::{AuthoritiesError, is_untrusted, of_system};
 use ureq::tls::{RootCerts, TlsConfig};
 
-/// How long a file may take if `DEBUGINFOD_TIMEOUT` says nothing: as with debuginfod's own client.
+/// The time limit for a file if `DEBUGINFOD_TIMEOUT` is not set: that of debuginfod's own client.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// How long a server may take to begin.
+/// The time limit for a connection.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// The largest file if `DEBUGINFOD_MAXSIZE` says nothing. lj-trace reads no more of one anyway than half of it.
+/// The size limit for a file, in bytes, if `DEBUGINFOD_MAXSIZE` is not set. lj-trace reads at most half as much of a
+/// file anyway.
 const MAX_SIZE: u64 = 256 << 20;
 
-/// Servers that are asked; more are a mistake.
+/// How many servers to ask at most; a longer list is a mistake.
 const MAX_SERVERS: usize = 16;
 
-/// Whom to ask, and for how much.
+/// Which servers to ask, and with which limits.
 #[derive(Debug)]
 pub struct DebugServers {
     urls: Vec<String>,
@@ -36,13 +37,13 @@ pub struct DebugServers {
 /// Why no server can be asked.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ServersError {
-    /// What was named is no server.
+    /// An entry of the list is no server.
     #[error("`{url}` is no URL of HTTP or HTTPS")]
     Url {
-        /// What was named.
+        /// The entry.
         url: String,
     },
-    /// It is not known which servers of HTTPS are to be trusted.
+    /// The authorities to trust for HTTPS are unknown.
     #[error(transparent)]
     Authorities(#[from] AuthoritiesError),
 }
@@ -52,31 +53,31 @@ pub enum ServersError {
 pub enum FetchError {
     /// No server has it.
     NotFound,
-    /// It is larger than it may be.
+    /// The file is larger than the limit.
     TooLarge {
         /// The limit, in bytes.
         limit: u64,
     },
-    /// It took too long.
+    /// The download took too long.
     TooLong {
         /// The limit.
         limit: Duration,
     },
-    /// A server could not be asked, or answered with an error.
+    /// A server could not be reached, or answered with an error.
     Failed {
         /// The server.
         url: String,
         /// What happened.
         reason: String,
     },
-    /// A server has a certificate of an authority that is not trusted.
+    /// The authority of a server's certificate is not trusted.
     Untrusted {
         /// The server.
         url: String,
     },
-    /// It is not wanted any more.
+    /// The caller does not want the file any more.
     Stopped,
-    /// It could not be written.
+    /// The file could not be written.
     NotWritten {
         /// What happened.
         reason: String,
@@ -104,17 +105,18 @@ impl fmt::Display for FetchError {
 impl std::error::Error for FetchError {}
 
 impl DebugServers {
-    /// The servers in a list that is separated by spaces, with the limits that the environment names; none if the list is empty.
+    /// The servers in a list that is separated by spaces, with the limits from the environment; [`None`] if the list is
+    /// empty.
     ///
     /// # Errors
-    /// One has no URL of HTTP or HTTPS, or the environment names authorities that are not there.
+    /// An entry is no HTTP or HTTPS URL, or the environment names authorities that do not exist.
     pub fn new(list: &str) -> Result<Option<Self>, ServersError> {
         let number = |name: &str| env::var(name).ok()?.parse::<u64>().ok().filter(|number| *number > 0);
         let timeout = number("DEBUGINFOD_TIMEOUT").map_or(TIMEOUT, Duration::from_secs);
         Self::with_limits(list, timeout, number("DEBUGINFOD_MAXSIZE").unwrap_or(MAX_SIZE))
     }
 
-    /// The same with limits for the time and the size of each file.
+    /// The same, with limits for the time and the size of each file.
     ///
     /// # Errors
     /// As for [`DebugServers::new`].
@@ -122,7 +124,7 @@ impl DebugServers {
         Self::with_authorities(list, timeout, max_size, of_system)
     }
 
-    /// The same, which trusts these authorities. They are read if a server needs them.
+    /// The same, with these trusted authorities. They are read once a server needs them.
     fn with_authorities(
         list: &str,
         timeout: Duration,
@@ -149,10 +151,11 @@ impl DebugServers {
         &self.urls
     }
 
-    /// Writes the debug file of a build id; `progress` hears how many bytes there are so far, and says whether to go on.
+    /// Writes the debug file for a build ID. `progress` gets the number of bytes so far, and returns whether to
+    /// continue.
     ///
     /// # Errors
-    /// Why there is none. What was written before is no file.
+    /// Why there is none. The bytes that were written before are not a usable file.
     pub fn fetch(
         &self,
         build_id: &[u8],
@@ -163,7 +166,7 @@ impl DebugServers {
         let mut reason = FetchError::NotFound;
         for url in &self.urls {
             match self.fetch_from(url, build_id, into, &progress, until) {
-                // What one server has sent a part of is not to be mixed with what another one sends.
+                // The part that one server has sent must not be mixed with what another one sends.
                 Err(error @ (FetchError::Failed { .. } | FetchError::Untrusted { .. } | FetchError::NotFound)) => {
                     if reason == FetchError::NotFound {
                         reason = error;
@@ -196,7 +199,7 @@ impl DebugServers {
             Err(error) if is_untrusted(&error) => return Err(FetchError::Untrusted { url: url.to_owned() }),
             Err(error) => return Err(failed(error.to_string())),
         };
-        // Collected first: only what is complete is written.
+        // Collected first: only a complete file is written.
         let mut bytes = Vec::new();
         let mut reader = response.into_body().into_reader();
         let mut buffer = vec![0; 1 << 16];
@@ -223,19 +226,19 @@ impl DebugServers {
     }
 }
 
-/// Where debuginfod's own client caches files: `$DEBUGINFOD_CACHE_PATH`, or a folder of the user's.
+/// The folder where debuginfod's own client caches files: `$DEBUGINFOD_CACHE_PATH`, or a folder of the user's.
 pub fn cache_folder() -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let user = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
     set("DEBUGINFOD_CACHE_PATH").or_else(|| Some(user()?.join("debuginfod_client")))
 }
 
-/// Where the debug file of a build id is in a cache.
+/// The path of the debug file for a build ID in a cache.
 pub fn cached(folder: &Path, build_id: &[u8]) -> PathBuf {
     folder.join(hex(build_id)).join("debuginfo")
 }
 
-/// A build id as it is in names.
+/// A build ID in hexadecimal, as in file names.
 pub fn hex(build_id: &[u8]) -> String {
     build_id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -253,7 +256,7 @@ mod tests {
 
     const ID: [u8; 3] = [0xab, 0x0c, 0xde];
 
-    /// A server that answers each request for a path with what a function does; its URL.
+    /// Starts a server that passes each request's path to `answer`. Returns its URL.
     fn serve(answer: impl Fn(&str, &mut TcpStream) + Send + 'static) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

@@ -1,4 +1,4 @@
-//! Pushes a recorded CPU profile to a server, and says what became of it:
+//! Pushes a recorded CPU profile to a server, and prints the result:
 //! `cargo run -p lj-trace-export --example push -- pyroscope http://127.0.0.1:4040 FILE.sysprof.bin`
 
 use std::error::Error;
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (of, profile): (_, Box<dyn Profile>) = match body {
         Body::Sysprof(mut reader) => {
             let mut profile = sysprof::read(symbols, &mut reader, "push")?.0;
-            // Streams do not say it.
+            // Streams do not have the rate.
             profile.rate = profile.rate.or(Some(99));
             (ProfileKind::Cpu, Box::new(profile))
         }

@@ -1,4 +1,4 @@
-//! How much of what was recorded is where.
+//! How much of the recorded data is where.
 
 use std::ops::{AddAssign, Sub};
 
@@ -6,16 +6,16 @@ use lj_trace_profile::ProfileKind;
 use lj_trace_profile::model::{Measure, Unit};
 use serde::{Deserialize, Serialize};
 
-/// How much there is of a kind of profile.
+/// The amount of one kind of profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindAmount {
     /// Samples of CPU time, or allocated objects.
     pub count: u64,
-    /// Their nanoseconds of CPU time, or their bytes. 0 for a CPU profile whose rate is not known.
+    /// Their sum: nanoseconds of CPU time, or bytes. 0 for a CPU profile whose rate is unknown.
     pub sum: u64,
 }
 
-/// How much there is, of all kinds.
+/// The amounts of all kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amount {
     /// CPU time.
@@ -28,17 +28,17 @@ impl Amount {
     /// Nothing.
     pub const NONE: Self = Self { cpu: KindAmount { count: 0, sum: 0 }, allocations: KindAmount { count: 0, sum: 0 } };
 
-    /// What there is of a kind.
+    /// The amount of one kind.
     pub fn of(&self, kind: ProfileKind) -> KindAmount {
         match kind {
             ProfileKind::Cpu | ProfileKind::OffCpu | ProfileKind::Wall => self.cpu,
             ProfileKind::Allocations => self.allocations,
-            // Nothing exports them: an agent does not record waits.
+            // Nothing exports them, because the agent does not record waits.
             ProfileKind::Waits => KindAmount::default(),
         }
     }
 
-    /// The place of a measure's sum; [`None`] for one that only says more of the same.
+    /// Where the sum of a measure is kept; [`None`] for a measure that only repeats another one.
     pub(crate) fn place(&mut self, measure: &Measure) -> Option<&mut u64> {
         Some(match (measure.unit, measure.name) {
             (Unit::Samples, _) => &mut self.cpu.count,
@@ -49,14 +49,14 @@ impl Amount {
         })
     }
 
-    /// Adds what stacks have of a measure.
+    /// Adds the value that stacks have of a measure.
     pub(crate) fn count(&mut self, measure: &Measure, value: u64) {
         if let Some(place) = self.place(measure) {
             *place = place.saturating_add(value);
         }
     }
 
-    /// `part` of `whole` of it, rounded up.
+    /// The fraction `part / whole` of the amount, rounded up.
     pub(crate) fn share(self, part: u64, whole: u64) -> Self {
         let share = |value: u64| {
             let share = (u128::from(value) * u128::from(part)).div_ceil(u128::from(whole.max(1)));

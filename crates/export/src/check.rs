@@ -1,7 +1,8 @@
-//! What a server is, and whether it stores what it takes.
+//! Finds out what a server is, and whether it stores what it accepts.
 //!
-//! A server may answer 200 and store nothing: the fields of a sample have other numbers in `opentelemetry-proto` from v1.10.0 on,
-//! and what was built from an older one finds samples without values. Only asking for what was sent tells.
+//! A server may answer 200 and store nothing: since v1.10.0 of `opentelemetry-proto`, the fields of a sample have other
+//! numbers, so a server that was built with an older version finds samples without values. Only a query for the sent
+//! data shows this.
 
 use std::fmt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -13,27 +14,27 @@ use crate::otlp::PROTO_VERSION;
 use crate::server::{Client, StartError};
 use crate::{RequestInfo, SinkConfig, SinkKind};
 
-/// Which servers take OTLP as it is sent here, as far as is known.
+/// The servers that are known to accept OTLP profiles of this version.
 pub const VERSIONS: &str = "OTLP profiles of proto 1.10 and later: OpenTelemetry Collector 0.148 and later \
                             (with --feature-gates=+service.profilesSupport), Pyroscope 1.20 and later";
 
-/// The service that the profile of a check is of.
+/// The service of the profile that a check sends.
 pub const SERVICE: &str = "lj-trace-doctor";
 
-/// Whether what a server took is there.
+/// Whether a server has stored what it accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoredVerdict {
-    /// It is.
+    /// It has.
     Stored {
-        /// Who said so.
+        /// What the answer came from.
         by: String,
     },
-    /// The server took it, and does not have it.
+    /// The server accepted the profile, but does not have it.
     NotStored {
-        /// Who said so.
+        /// What the answer came from.
         by: String,
     },
-    /// The server does not say: it may be a collector, or want other credentials for questions.
+    /// The server does not say: it may be a collector, or require other credentials for queries.
     CannotTell {
         /// Why not.
         reason: String,
@@ -41,7 +42,7 @@ pub enum StoredVerdict {
 }
 
 impl StoredVerdict {
-    /// Whether there is nothing to be done.
+    /// Whether the user need not do anything.
     pub fn is_good(&self) -> bool {
         !matches!(self, Self::NotStored { .. })
     }
@@ -60,19 +61,19 @@ impl fmt::Display for StoredVerdict {
     }
 }
 
-/// What became of a check.
+/// The result of a check.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What the server says that it is, if it does.
+    /// What the server says that it is, if it says so.
     pub server: Option<String>,
-    /// Whether it took the profile; the reason if it did not.
+    /// Whether it accepted the profile; the reason if it did not.
     pub taken: Result<(), String>,
-    /// What of the profile was found again, if it was taken.
+    /// Whether the server has stored the profile, if it accepted it.
     pub verdict: Option<StoredVerdict>,
 }
 
 impl Report {
-    /// Whether nothing speaks against the server.
+    /// Whether the check found no problem with the server.
     pub fn is_good(&self) -> bool {
         self.taken.is_ok() && self.verdict.as_ref().is_none_or(StoredVerdict::is_good)
     }
@@ -93,15 +94,15 @@ impl fmt::Display for Report {
     }
 }
 
-/// Sends a profile with one sample of the service [`SERVICE`], and looks whether it is there, for no longer than `patience`.
+/// Sends a profile with one sample of the service [`SERVICE`], and queries the server for it, for at most `patience`.
 ///
 /// # Errors
-/// The configuration cannot work.
+/// The configuration is invalid.
 pub fn check(config: &SinkConfig, patience: Duration) -> Result<Report, StartError> {
     check_after(config, patience, WAITS)
 }
 
-/// The same with other waits before each look.
+/// The same with other waits before each query.
 pub(crate) fn check_after(config: &SinkConfig, patience: Duration, waits: Waits) -> Result<Report, StartError> {
     let client = Client::new(config)?;
     let server = server(&client);
@@ -135,7 +136,7 @@ pub(crate) fn check_after(config: &SinkConfig, patience: Duration, waits: Waits)
     Ok(Report { server, taken, verdict })
 }
 
-/// What to do about a refusal, where that is known.
+/// Adds advice to a refusal, if there is any.
 fn advice(kind: SinkKind, reason: String) -> String {
     if kind == SinkKind::Otlp && reason.starts_with("HTTP 404") {
         return format!(
@@ -154,7 +155,7 @@ fn server(client: &Client) -> Option<String> {
     if let Some(json) = json {
         return Some(format!("Pyroscope {}", plain(json.pointer("/data/version")?.as_str()?)));
     }
-    // Parca says it as other Go programs do, among its metrics.
+    // Like other Go programs, Parca has its version among its metrics.
     let metrics = body("/metrics")?;
     let metrics = String::from_utf8_lossy(&metrics);
     let build = metrics.lines().find(|line| line.starts_with("go_build_info{"))?;
@@ -162,7 +163,7 @@ fn server(client: &Client) -> Option<String> {
     Some(format!("Parca {}", plain(version.split('"').next()?)))
 }
 
-/// Asks a server for what it took.
+/// Queries a server for what it accepted.
 pub struct Readback {
     kind: SinkKind,
     about: RequestInfo,
@@ -170,11 +171,11 @@ pub struct Readback {
     waits: Waits,
     due: Instant,
     last: Option<StoredVerdict>,
-    /// The server shows nothing of anybody yet.
+    /// The server shows no data of anybody yet.
     is_new: bool,
 }
 
-/// How long after a push it is looked for, each time.
+/// The waits before each query after a push.
 pub(crate) type Waits = [Duration; 5];
 
 const WAITS: Waits = [
@@ -186,7 +187,7 @@ const WAITS: Waits = [
 ];
 
 impl Readback {
-    /// Of a request that was taken just now.
+    /// For a request that the server has just accepted.
     pub fn of(kind: SinkKind, about: &RequestInfo) -> Self {
         Self::after(kind, about, WAITS)
     }
@@ -197,12 +198,12 @@ impl Readback {
         Self { kind, about: about.clone(), tries: 0, waits, due, last: None, is_new: false }
     }
 
-    /// When to look next.
+    /// When to query next.
     pub fn due(&self) -> Option<Instant> {
         self.last.as_ref().is_none_or(|last| matches!(last, StoredVerdict::NotStored { .. })).then_some(self.due)
     }
 
-    /// What is known until now.
+    /// The verdict so far.
     pub fn verdict(&self) -> StoredVerdict {
         match &self.last {
             None => cannot_tell("nobody asked yet"),
@@ -213,7 +214,7 @@ impl Readback {
         }
     }
 
-    /// Looks for it; a verdict once that is final.
+    /// Queries the server. Returns a verdict once it is final.
     pub fn look(&mut self, client: &Client) -> Option<StoredVerdict> {
         if Instant::now() < self.due {
             return None;
@@ -226,7 +227,7 @@ impl Readback {
         let next = self.waits.get(self.tries as usize);
         let is_missing = matches!(verdict, StoredVerdict::NotStored { .. });
         self.last = Some(verdict);
-        // Servers need a while for what is new.
+        // Servers need a while until they show new data.
         if let Some(wait) = next.filter(|_| is_missing) {
             self.due = Instant::now() + *wait;
             return None;
@@ -234,8 +235,8 @@ impl Readback {
         Some(self.verdict())
     }
 
-    /// Whether it is a Pyroscope of the second version without anything in it. By default it remembers for a minute that it has
-    /// nothing, and shows what it has taken only after two.
+    /// Whether this is an empty Pyroscope of version 2. By default it remembers for a minute that it has no data, and
+    /// shows what it has accepted only after two minutes.
     fn shows_nothing_yet(&self, client: &Client) -> bool {
         let major = |name: String| name.strip_prefix("Pyroscope ")?.split('.').next()?.parse::<u32>().ok();
         let is_second = server(client).and_then(major).is_some_and(|major| major >= 2);
@@ -245,7 +246,7 @@ impl Readback {
     fn ask(&self, client: &Client) -> StoredVerdict {
         match self.kind {
             SinkKind::Parca => self.ask_parca(client),
-            // A Pyroscope takes both, on the same port.
+            // Pyroscope accepts both protocols, on the same port.
             SinkKind::Otlp | SinkKind::Pyroscope => self.ask_pyroscope(client),
         }
     }
@@ -264,7 +265,7 @@ impl Readback {
         }
     }
 
-    /// The services that Pyroscope has of the request's time.
+    /// The services that Pyroscope has in the time of the request.
     fn services(&self, client: &Client, matchers: &[String]) -> Result<Vec<serde_json::Value>, String> {
         let [start, end] = self.milliseconds();
         let body = serde_json::json!({ "name": "service_name", "start": start, "end": end, "matchers": matchers });
@@ -292,16 +293,16 @@ impl Readback {
         }
     }
 
-    /// The time of the request, with a second around it.
+    /// The time of the request, with a second around it, in milliseconds since 1970.
     fn milliseconds(&self) -> [u64; 2] {
         let [began, ended] = self.about.time.map(|time| time / 1_000_000);
         [began.saturating_sub(1000), ended + 1000]
     }
 }
 
-/// A time as Parca's gateway reads it, which is the only form: RFC 3339.
+/// A time in the only form that Parca's gateway accepts: RFC 3339.
 fn timestamp(milliseconds: u64) -> String {
-    /// The end of the year 9999, which has no longer numbers.
+    /// The end of the year 9999: later years have more digits.
     const LAST: u64 = 253_402_300_799_000;
     humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(milliseconds.min(LAST))).to_string()
 }

@@ -1,4 +1,4 @@
-//! Where profiles go, as a configuration says it.
+//! Where to send profiles, as in a configuration.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::encode::{EncodeOptions, Encoder};
 
-/// What a server speaks.
+/// The protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SinkKind {
@@ -31,7 +31,7 @@ impl SinkKind {
         }
     }
 
-    /// Makes requests for such a server.
+    /// The encoder of requests for such a server.
     pub fn encoder(self, options: EncodeOptions) -> Box<dyn Encoder> {
         match self {
             Self::Otlp => Box::new(crate::otlp::OtlpEncoder::new(options)),
@@ -41,18 +41,18 @@ impl SinkKind {
     }
 }
 
-/// A server, and how it is sent to.
+/// A server, and how to send to it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct SinkConfig {
-    /// What it speaks.
+    /// The server's protocol.
     pub kind: SinkKind,
     /// Its address without the path of the protocol: `https://profiles.example:4318`.
     pub url: String,
     /// The path in place of the protocol's own, for servers that have another.
     #[serde(default)]
     pub path: Option<String>,
-    /// What it is called in messages, and what its folder in the spool is called. Default: its kind.
+    /// Its name in messages, and the name of its folder in the spool. Default: its kind.
     #[serde(default)]
     pub name: Option<String>,
     /// The tenant: the header `X-Scope-OrgID`.
@@ -61,48 +61,49 @@ pub struct SinkConfig {
     /// More headers.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
-    /// A file with a bearer token; it is read again for each request, so that tokens may be replaced.
+    /// A file with a bearer token. It is read again for each request, so that tokens may be replaced.
     #[serde(default)]
     pub bearer_token_file: Option<PathBuf>,
     /// A user with a password.
     #[serde(default)]
     pub basic_auth: Option<BasicAuth>,
-    /// A file with certificates (PEM) of the authorities that are trusted, in place of those of the system.
+    /// A file with the certificates (PEM) of the trusted authorities, in place of the system's.
     #[serde(default)]
     pub ca_file: Option<PathBuf>,
-    /// Do without what protects against others on the network: the server's certificate is not verified, and credentials are
-    /// sent without TLS too.
+    /// Do without the protection against others on the network: do not verify the server's certificate, and send
+    /// credentials without TLS as well.
     #[serde(default)]
     pub insecure: bool,
     /// How long a request may take.
     #[serde(default = "ten_seconds", deserialize_with = "written::duration")]
     pub timeout: Duration,
-    /// The longest wait between two tries. The first is a second.
+    /// The longest wait between two tries. The first wait is a second.
     #[serde(default = "minute", deserialize_with = "written::duration")]
     pub longest_wait: Duration,
-    /// The largest request before it is compressed, in bytes.
+    /// The largest request, in bytes before compression.
     #[serde(default = "four_mib", deserialize_with = "written::size")]
     pub max_request: u64,
-    /// How much may wait in memory, in bytes.
+    /// How many bytes may wait in memory.
     #[serde(default = "sixteen_mib", deserialize_with = "written::size")]
     pub max_queue: u64,
-    /// The folder for what cannot be sent; a folder for each sink is made in it. Without it what cannot be sent waits in memory.
+    /// The folder for what cannot be sent; each sink has its own folder in it. Without this, what cannot be sent waits
+    /// in memory.
     #[serde(default)]
     pub spool: Option<PathBuf>,
-    /// How much may wait there, in bytes. What is oldest is dropped first.
+    /// How many bytes may wait there. The oldest are dropped first.
     #[serde(default = "quarter_gib", deserialize_with = "written::size")]
     pub max_spool: u64,
-    /// Whether frames of the kernel are sent.
+    /// Whether to send the kernel's frames.
     #[serde(default = "yes")]
     pub kernel_frames: bool,
-    /// Whether OTLP says what kind of code a frame is (`profile.frame.type`).
+    /// Whether OTLP profiles give the kind of code of each frame (`profile.frame.type`).
     #[serde(default = "yes")]
     pub frame_types: bool,
-    /// The attributes of processes that are sent, by OpenTelemetry's names. Default: all with OTLP; with Pyroscope and Parca,
+    /// The attributes of processes to send, by OpenTelemetry's names. Default: all with OTLP; with Pyroscope and Parca,
     /// where each value makes a series of its own, those in [`DEFAULT_LABELS`](crate::DEFAULT_LABELS).
     #[serde(default)]
     pub attributes: Option<Vec<String>>,
-    /// Whether it is read back what became of the first push, where the server allows that.
+    /// Whether to query the server, if it allows that, for the result of the first push.
     #[serde(default = "yes")]
     pub verify: bool,
 }
@@ -142,7 +143,7 @@ fn quarter_gib() -> u64 {
 }
 
 impl SinkConfig {
-    /// A server with all else as it is by default.
+    /// A server with default settings.
     pub fn new(kind: SinkKind, url: &str) -> Self {
         Self {
             kind,
@@ -168,12 +169,12 @@ impl SinkConfig {
         }
     }
 
-    /// What it is called.
+    /// The name in messages.
     pub fn name(&self) -> &str {
         self.name.as_deref().unwrap_or(self.kind.name())
     }
 
-    /// What its encoder is told.
+    /// The options of its encoder.
     pub fn encode_options(&self) -> EncodeOptions {
         EncodeOptions {
             max_bytes: usize::try_from(self.max_request).unwrap_or(usize::MAX),

@@ -1,30 +1,30 @@
-//! Why something is lost.
+//! Why data is lost.
 
-/// Why something was not sent and never will be.
+/// Why a request was not sent and never will be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DropReason {
     /// The queue in memory was full, and no spool took it.
     QueueFull,
-    /// The spool was full: the oldest made room.
+    /// The spool was full, so the oldest request made room.
     SpoolFull,
-    /// The server refused it for good: 400, 404 and others.
+    /// The server refused the request for good: 400, 404 and others.
     Refused,
-    /// The server wants other credentials: 401 or 403.
+    /// The server requires other credentials: 401 or 403.
     Unauthorized,
-    /// It is too large for the server, and cannot be halved.
+    /// The request is too large for the server, and cannot be halved.
     TooLarge,
-    /// The server took a part of it only. How much of it was refused is estimated from the number of profiles.
+    /// The server accepted only a part of it. The size of the refused part is estimated from the number of profiles.
     PartlyRejected,
-    /// The server failed at it again and again, and not at others.
+    /// The server failed at this request again and again, but not at others.
     Failing,
-    /// What the spool has of it was not what had been written.
+    /// The content of the spool file was not what lj-trace had written.
     Corrupt,
     /// lj-trace ended before it could be sent, and no spool took it.
     ShutDown,
 }
 
 impl DropReason {
-    /// A word for it, as metrics have it.
+    /// The reason's name in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::QueueFull => "queue_full",

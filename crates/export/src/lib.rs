@@ -1,9 +1,10 @@
-//! Profiles to servers: [OTLP](otlp), Pyroscope and Parca.
+//! Sends profiles to servers: [OTLP](otlp), Pyroscope and Parca.
 //!
-//! An [`Exporter`] is told what was recorded, an [`Interval`](lj_trace_profile::Interval) for each process and kind of a round.
-//! It makes [`Request`]s, and a thread of its own delivers them: it tries again, waits, keeps what cannot be sent on disk, and
-//! counts all of it ([`SinkCounters`]), so that what was recorded is at each moment what was sent, what waits, and what was
-//! dropped for a reason. [`check`] says what a server is and whether it stores what it takes.
+//! An [`Exporter`] gets what was recorded: one [`Interval`](lj_trace_profile::Interval) for each process and kind of a
+//! round. It turns them into [`Request`]s, which a thread of its own delivers. The thread waits and retries, keeps on
+//! disk what it cannot send, and counts everything ([`SinkCounters`]): at each moment, what was recorded is what was
+//! sent, plus what waits, plus what was dropped for a reason. [`check`] finds out what a server is and whether it
+//! stores what it accepts.
 
 mod amount;
 pub mod check;

@@ -1,4 +1,4 @@
-//! What is sent at once.
+//! A request to a server.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -6,31 +6,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::Amount;
 
-/// A request as it is posted, but for the server's address and the credentials.
+/// A request as it is posted, without the server's address and the credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What it is, and how much it holds.
+    /// What it is, and how much it contains.
     pub about: RequestInfo,
-    /// The body as it is sent; gzipped, if [`RequestInfo::is_gzipped`] says so.
+    /// The body as it is sent; compressed if [`RequestInfo::is_gzipped`] says so.
     pub body: Vec<u8>,
 }
 
-/// What is known of a request besides its body.
+/// What is known of a request apart from its body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestInfo {
-    /// Below the server's URL, with a slash before it.
+    /// The path below the server's URL, with a leading slash.
     pub path: String,
     /// The value of `Content-Type`.
     pub content_type: String,
     /// Whether the body has `Content-Encoding: gzip`.
     pub is_gzipped: bool,
-    /// How many samples and bytes are in it.
+    /// How many samples and bytes it contains.
     pub amount: Amount,
-    /// The service of the first profile in it: what is asked for to see whether the server stored it.
+    /// The service of its first profile, to query whether the server has stored it.
     pub service: String,
-    /// How many profiles are in it.
+    /// How many profiles it contains.
     pub profiles: u64,
-    /// The stretch of time that it is of: its beginning and its end, in nanoseconds since 1970.
+    /// The time that it covers: beginning and end, in nanoseconds since 1970.
     pub time: [u64; 2],
 }
 
@@ -41,17 +41,17 @@ impl RequestInfo {
     }
 }
 
-/// Nanoseconds since 1970; 0 for what was before.
+/// Nanoseconds since 1970; 0 for earlier times.
 pub(crate) fn nanoseconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// A stretch of time that grows.
+/// A range of time that grows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TimeRange(Option<[u64; 2]>);
 
 impl TimeRange {
-    /// Takes in another stretch.
+    /// Extends the range to another one.
     pub fn add(&mut self, began: SystemTime, ended: SystemTime) {
         let [began, ended] = [began, ended].map(nanoseconds);
         let [first, last] = self.0.unwrap_or([began, ended]);

@@ -1,4 +1,5 @@
-//! The stacks of an interval as servers get them: without what would make a series of its own of nearly each sample.
+//! The stacks of an interval as servers get them: without labels that would turn nearly each sample into a series of
+//! its own.
 
 use std::collections::HashMap;
 
@@ -7,22 +8,22 @@ use lj_trace_profile::{Frame, Interval, Resource};
 
 use crate::Amount;
 
-/// The attribute, and the label, with what the VM was doing.
+/// The attribute, and the label, for the state of the VM.
 pub const VM_STATE: &str = "vm_state";
 
-/// A stack, leaf first, and what it weighs in all threads and traces.
+/// A stack, leaf first, with its weight over all threads and traces.
 pub struct BoundedStack {
-    /// What the VM was doing, by name: one of ten, so that it may be a label.
+    /// The state of the VM, by name: one of ten, so it may be a label.
     pub state: Option<String>,
-    /// Which request it served: there is a bounded number of such labels.
+    /// The request that it served: there is a bounded number of such labels.
     pub request: Option<RequestLabels>,
     /// The frames.
     pub frames: Vec<FrameId>,
-    /// What it weighs.
+    /// Its weights.
     pub weights: Weights,
 }
 
-/// What tells a stack from others: the state of its VM, its request, its frames.
+/// What distinguishes stacks: the VM's state, the request, the frames.
 type StackKey = (Option<String>, Option<RequestLabels>, Vec<FrameId>);
 
 /// Adds up the stacks of all threads, traces and VMs.
@@ -45,7 +46,7 @@ pub fn bounded(profile: &dyn Profile, kernel_frames: bool) -> Vec<BoundedStack> 
     stacks
 }
 
-/// What these stacks have of the measures.
+/// The sums of the measures over these stacks.
 pub fn amount(measures: &[Measure], stacks: &[BoundedStack]) -> Amount {
     let mut amount = Amount::NONE;
     for measure in measures {
@@ -54,12 +55,12 @@ pub fn amount(measures: &[Measure], stacks: &[BoundedStack]) -> Amount {
     amount
 }
 
-/// The process of an interval; one of which nothing is known, where nobody says.
+/// The process of an interval; an empty resource if the interval has none.
 pub fn resource_of(interval: &Interval<'_>) -> Resource {
     interval.resource.cloned().unwrap_or_default()
 }
 
-/// A number of a format without a sign.
+/// Converts a number for a format that has only signed ones.
 pub fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

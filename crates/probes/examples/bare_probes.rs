@@ -1,8 +1,8 @@
-//! Probes on a process's allocators that do less than lj-trace's own. `cargo xtask bench memprof` compares with them, and
-//! builds this example with programs that only a benchmark has.
+//! Inserts probes on a process's allocators that do less than lj-trace's own. `cargo xtask bench memprof` compares with
+//! them, and builds this example with programs that only a benchmark has.
 //!
-//! `bare_probes PID empty|recording|attributing` says `attached in` on standard error, takes what the probes hand out, and
-//! goes on until the process ends.
+//! `bare_probes PID empty|recording|attributing` prints `attached in` on standard error, reads the probes' records, and
+//! continues until the process ends.
 
 use std::error::Error;
 use std::ops::ControlFlow;
@@ -15,17 +15,17 @@ use lj_trace_probes::guardian;
 use lj_trace_probes::programs::{Programs, Wanted};
 use lj_trace_process::Process;
 
-/// As often as lj-trace looks.
+/// As often as lj-trace reads them.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// What the probes do, by its name.
+/// The probes with this name.
 fn handlers(name: &str) -> Option<Handlers> {
     match name {
-        // Nothing: what is left is what probes at these instructions cost at least.
+        // They do nothing: what remains is the least cost of probes at these instructions.
         "empty" => Some(Handlers { session: None, separate: Some(["empty_called", "empty_returned"]) }),
-        // No more than what an event cannot do without: nobody is found out to have caused it.
+        // They record only what every event needs, without finding the caller.
         "recording" => Some(Handlers { session: Some("recording_session"), separate: None }),
-        // The same, and what has to be read to find out.
+        // The same, and they read what is needed to find the caller.
         "attributing" => Some(Handlers { session: Some("attributing_session"), separate: None }),
         _ => None,
     }

@@ -1,4 +1,4 @@
-//! Light samples: what a thread runs, at every tick of its clock.
+//! Light samples: what a thread runs at each tick of its clock.
 
 use aya::maps::{MapData, RingBuf};
 use lj_trace_common::activity::ActivitySample;
@@ -7,7 +7,7 @@ use super::programs::{ProbeError, Programs};
 use super::sample::plain;
 use super::set::take_map;
 
-/// The samples that the program has taken.
+/// The buffer of light samples.
 pub struct ActivityBuffer(RingBuf<MapData>);
 
 impl ActivityBuffer {
@@ -20,7 +20,7 @@ impl ActivityBuffer {
         buffer.map(Self).map_err(ProbeError::sort)
     }
 
-    /// Calls `take` for every sample that is ready, but for no more than `limit`; returns how many there were.
+    /// Calls `take` for every sample that is ready, for at most `limit` samples. Returns their number.
     pub fn drain(&mut self, limit: usize, mut take: impl FnMut(ActivitySample)) -> usize {
         for count in 0..limit {
             let Some(record) = self.0.next() else { return count };

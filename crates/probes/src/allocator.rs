@@ -1,4 +1,5 @@
-//! Allocation probes: attached to the allocators of the target's VMs where the plan says, they deliver events.
+//! Allocation probes: attaches them to the allocators of the target's VMs, where the plan says, and delivers their
+//! events.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -33,7 +34,7 @@ pub enum AllocatorError {
     /// The allocator's code cannot be probed.
     #[error(transparent)]
     Function(#[from] FunctionError),
-    /// The kernel does not let us.
+    /// The kernel refuses the probes.
     #[error(transparent)]
     Probe(#[from] ProbeError),
     /// The VM went away.
@@ -47,35 +48,35 @@ pub enum AllocatorError {
 /// The BPF programs that the probes run, by their names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handlers {
-    /// One for calls and returns, where the kernel has uprobe sessions.
+    /// The program for calls and returns, where the kernel has uprobe sessions.
     pub session: Option<&'static str>,
-    /// One for calls and one for returns, where there is no session.
+    /// The programs for calls and for returns, where the kernel has no sessions.
     pub separate: Option<[&'static str; 2]>,
 }
 
 impl Handlers {
-    /// Those that hand out events.
+    /// The programs that record events.
     pub const RECORD: Self = Self { session: Some("allocator_session"), ..Self::RECORD_SEPARATELY };
 
-    /// The same, with separate programs for calls and returns even if one could see both.
+    /// The same, but with separate programs for calls and returns even where one program could see both.
     pub const RECORD_SEPARATELY: Self =
         Self { session: None, separate: Some(["allocator_called", "allocator_returned"]) };
 }
 
-/// What the probes hand out.
+/// A record from the probes.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, on the stack")]
 pub enum AllocationRecord {
     /// A call of the allocator.
     Event(AllocationEvent),
-    /// What prototype later events mean.
+    /// Says which prototype later events refer to.
     Prototype(PrototypeSeen),
-    /// What trace they mean.
+    /// Says which trace later events refer to.
     Trace(TraceSeen),
 }
 
 impl AllocationRecord {
-    /// Reads a record; [`None`] if it is none.
+    /// Reads a record; [`None`] if the bytes are no valid record.
     #[inline]
     fn parse(bytes: &[u8]) -> Option<Self> {
         match bytes.first() {
@@ -85,7 +86,7 @@ impl AllocationRecord {
         }
     }
 
-    /// The index of the VM that it is about.
+    /// The index of the VM that the record belongs to.
     #[inline]
     pub fn vm(&self) -> u32 {
         match self {
@@ -96,47 +97,47 @@ impl AllocationRecord {
     }
 }
 
-/// Running allocation probes. They are detached with [`Self::detach`], or when the programs go.
+/// Running allocation probes. [`Self::detach`] removes them; so does dropping the programs.
 pub struct AllocationProbes {
     handlers: Handlers,
     events: Ring,
-    /// Those that were taken from it, and not by whoever drains.
+    /// Records that are already out of the ring, but not yet handed to the caller of [`Self::drain`].
     batch: Batch,
     plans: Vec<ProbePlan>,
     links: Links,
     session: Session,
     gate: Gate,
-    /// Addresses of the functions that are probed, and whether their plans leave the data unknown.
+    /// The addresses of the probed functions; for each, whether its plan loses `ud` at some point.
     functions: BTreeMap<u64, bool>,
-    /// If they are probed in windows only.
+    /// The places to probe, if the probes are there in windows only.
     places: Option<ProbedPlaces>,
 }
 
 /// Which programs see calls and returns.
 #[derive(Debug)]
 enum Session {
-    /// One, which takes returns only where they are needed.
+    /// One program for both; it takes returns only where they are needed.
     Program(SessionProgram),
-    /// The same, but it was handed over to whoever opens windows.
+    /// The same program, but [`WindowOpener`] has it now.
     InWindows,
-    /// One each, since that program cannot be had.
+    /// One program for each: sessions do not work here, for this reason.
     Missing(anyhow::Error),
 }
 
-/// Records that are taken from the buffer at once.
+/// How many records are taken from the buffer at once.
 const BATCH: usize = 256;
 
-/// The program that takes stacks.
+/// The program that copies stacks.
 const STACKS: &str = "allocation_stack";
 
-/// An allocator of the target, and how it is to be probed.
+/// An allocator of the target, and the plan for its probes.
 #[derive(Debug)]
 pub struct Allocator {
-    /// Its code.
+    /// The allocator's code.
     pub function: AllocatorFunction,
     /// Where its probes go.
     pub plan: ProbePlan,
-    /// The VMs that use it: their indices, and the data that they give it (`g->allocd`).
+    /// The VMs that use the allocator: the index of each, and the `ud` that it passes (`g->allocd`).
     pub users: Vec<(u32, u64)>,
 }
 
@@ -164,14 +165,14 @@ impl Allocator {
 }
 
 impl Allocator {
-    /// One that any number of VMs may come to use.
+    /// Plans an allocator that any number of VMs may use later.
     fn plan(process: &Process, maps: &Maps, address: u64) -> Result<Self, AllocatorError> {
         let function = AllocatorFunction::find(process, maps, address)?;
         let plan = plan(&function.code, address, Need::All);
         Ok(Self { function, plan, users: Vec::new() })
     }
 
-    /// Its address, and whether its probes do not see the data.
+    /// The allocator's address, and whether its plan loses `ud` at some point.
     fn kind(&self) -> (u64, bool) {
         let is_lost = |point: &ProbePoint| point.arguments.contains(&ArgumentLocation::Lost);
         (self.function.address, self.plan.points.iter().any(is_lost))
@@ -186,7 +187,8 @@ impl Session {
         if programs.mechanism() == Mechanism::Classic {
             return Self::Missing(anyhow::anyhow!("each probe is a perf event, without uprobe_multi links"));
         }
-        // Kernels without sessions load the program, too, and refuse it only where it is attached: windows come later.
+        // Kernels without sessions load the program, too, and refuse it only when it is attached. Windows attach it
+        // later, so try it now.
         if let Err(error) = session::try_session() {
             return Self::Missing(error.into());
         }
@@ -195,8 +197,8 @@ impl Session {
 }
 
 impl AllocationProbes {
-    /// Puts probes on the allocators of `vms`, in the order in which the programs know them, for this process
-    /// alone.
+    /// Puts probes on the allocators of `vms`, in this process alone. `vms` must be in the order in which the programs
+    /// know them.
     ///
     /// # Errors
     /// [`AllocatorError`] if one of them cannot be probed.
@@ -210,8 +212,8 @@ impl AllocationProbes {
         let refused = |error: anyhow::Error| ProbeError::sort(error);
         let (mut probes, allocators) = Self::prepare(programs, process, maps, vms, handlers)?;
         programs.set_templates(templates(vms)).map_err(refused)?;
-        // The kernel puts in one breakpoint after the other, while the process runs: a block must not be seen to be
-        // allocated, and then not to be freed.
+        // The kernel inserts the breakpoints one by one while the process runs. The closed gate keeps the programs from
+        // seeing the allocation of a block whose release they would miss.
         probes.gate.close().map_err(refused)?;
         for allocator in allocators {
             probes.attach_to(programs, process, allocator)?;
@@ -220,8 +222,8 @@ impl AllocationProbes {
         Ok(probes)
     }
 
-    /// Prepares probes that are there in short windows only. VMs that come into being are not recognized: that takes
-    /// two calls of the allocator, of which a window may see one.
+    /// Prepares probes that exist in short windows only. They do not recognize new VMs: that takes two calls of the
+    /// allocator, and a window may see only one of them.
     ///
     /// # Errors
     /// As [`Self::attach`].
@@ -252,7 +254,7 @@ impl AllocationProbes {
         Ok((probes, WindowOpener { programs, places, pid: process.pid(), gate }))
     }
 
-    /// All but the probes themselves.
+    /// Prepares everything but the probes themselves.
     fn prepare(
         programs: &mut Programs,
         process: &Process,
@@ -292,7 +294,7 @@ impl AllocationProbes {
         Ok((probes, allocators))
     }
 
-    /// Records one more VM, which the programs know by this index already: its allocator is probed, unless it was before.
+    /// Records one more VM, which the programs already know by `index`. Its allocator gets probes, unless it has them.
     ///
     /// # Errors
     /// As [`Self::attach`]; the other VMs are recorded as before.
@@ -314,11 +316,11 @@ impl AllocationProbes {
         let (function, data) = allocator_of(process, vm).map_err(gone)?;
         let is_probed = self.functions.contains_key(&function);
         if !is_probed {
-            // Other VMs may come to use it, so its data has to tell them apart.
+            // Other VMs may use this allocator later, so its `ud` has to tell them apart.
             let allocator = Allocator::plan(process, maps, function)?;
             self.functions.extend([allocator.kind()]);
             self.attach_to(programs, process, allocator)?;
-            // Its calls are events once all of its breakpoints are there.
+            // From here on its calls are events: all of its breakpoints are in place.
             self.use_data(programs, process, data, index).map_err(refused)?;
         } else {
             self.use_data(programs, process, data, index).map_err(refused)?;
@@ -337,7 +339,7 @@ impl AllocationProbes {
         self.functions.contains_key(&function)
     }
 
-    /// A VM has got another allocator, or gives it other data: that is recorded from now on.
+    /// Follows a VM to a new allocator or a new `ud`, and records it from now on.
     ///
     /// # Errors
     /// As [`Self::add_vm`].
@@ -353,7 +355,8 @@ impl AllocationProbes {
         self.add_vm(programs, process, maps, vm, index)
     }
 
-    /// Says that the VM of this index gives its allocator this data. Others that are still there may do the same.
+    /// Tells the programs that the VM with this index passes this `ud` to its allocator. Other live VMs may pass the
+    /// same one.
     fn use_data(&self, programs: &mut Programs, process: &Process, data: u64, index: u32) -> anyhow::Result<()> {
         let memory = process.memory();
         let uses = |config: VmConfig| {
@@ -381,8 +384,8 @@ impl AllocationProbes {
         }
         let path = allocator.function.probe_path();
         let pid = process.pid();
-        // The return's probe is there first: a return without its call is ignored, but a call without its return would be
-        // an event less, for as long as the kernel takes to attach a program.
+        // The return probe goes in first. The programs ignore a return without a call; but a call without a return
+        // would lose its event, for as long as the kernel takes to attach a program.
         let with_result = |point: &ProbePoint| point.return_probe;
         let calls = points(&allocator, &|_| true, &cookie);
         if !self.attach_session(&path, &calls, pid) {
@@ -402,7 +405,7 @@ impl AllocationProbes {
         Ok(())
     }
 
-    /// Attaches the program for calls and returns in one, if there is one; whether that worked.
+    /// Attaches the one program for calls and returns, if there is one. Returns whether that worked.
     fn attach_session(&mut self, path: &Path, points: &[(u64, u64)], pid: u32) -> bool {
         let Session::Program(program) = &self.session else { return false };
         if let Err(error) = self.links.attach_session(program, points, path, pid) {
@@ -411,7 +414,7 @@ impl AllocationProbes {
         matches!(self.session, Session::Program(_))
     }
 
-    /// The programs for calls and for returns, as there is none for both.
+    /// The separate programs for calls and for returns.
     fn separate(&self) -> Result<[&'static str; 2], ProbeError> {
         self.handlers.separate.ok_or_else(|| match &self.session {
             Session::Missing(error) => ProbeError::sort(anyhow::anyhow!("no uprobe session: {error:#}")),
@@ -419,18 +422,18 @@ impl AllocationProbes {
         })
     }
 
-    /// Takes the breakpoints out. Events that are already recorded can still be drained.
+    /// Removes the breakpoints. Events that are already recorded can still be drained.
     pub fn detach(&mut self) {
-        /// Calls of the allocator take some microseconds at most, but where it asks the kernel for memory.
+        /// A call of the allocator takes some microseconds at most, unless it asks the kernel for memory.
         const CALL: Duration = Duration::from_millis(2);
-        // What has been called by now may still return: else its event would be missing.
+        // Calls that have begun by now may still return; without this wait their events would be lost.
         if self.gate.close().is_ok() && self.is_attached() {
             std::thread::sleep(CALL);
         }
         self.links.detach();
     }
 
-    /// Whether probes are gone that nobody here has taken out: who holds them was killed.
+    /// Whether the probes are gone although nobody here removed them: something has killed their holder.
     pub fn are_lost(&self) -> bool {
         self.links.are_lost()
     }
@@ -444,7 +447,7 @@ impl AllocationProbes {
         &self.plans
     }
 
-    /// Which programs see calls and returns, for people.
+    /// Describes the programs that see calls and returns, for messages.
     pub fn programs(&self) -> String {
         match &self.session {
             Session::Program(_) => {
@@ -459,8 +462,8 @@ impl AllocationProbes {
         }
     }
 
-    /// Calls `take` for every record that is ready, but for no more than `limit`, and until it wants no more; returns how
-    /// many there were.
+    /// Calls `take` for every record that is ready: for at most `limit` records, and until `take` breaks. Returns the
+    /// number of records.
     pub fn drain(&mut self, limit: usize, mut take: impl FnMut(AllocationRecord) -> ControlFlow<()>) -> usize {
         for count in 0..limit {
             if self.batch.is_taken() && !self.events.take(&mut self.batch, BATCH) {
@@ -475,7 +478,7 @@ impl AllocationProbes {
     }
 }
 
-/// What VMs that come into being may look like: as one of those that there are.
+/// What a new VM may look like: the size of its first block, and the index of the known VM with the same layout.
 fn templates(vms: &[Vm]) -> Vec<(u64, u32)> {
     let mut templates: Vec<(u64, u32)> = Vec::new();
     for (index, vm) in (0..).zip(vms) {
@@ -496,7 +499,7 @@ fn allocator_of(process: &Process, vm: &Vm) -> Result<(u64, u64), Unreadable> {
     Ok((function, data))
 }
 
-/// Those points of an allocator that are wanted: offsets in its file, with their cookies.
+/// The wanted probe points of an allocator: offsets in its file, with their cookies.
 fn points(
     allocator: &Allocator,
     is_wanted: &dyn Fn(&ProbePoint) -> bool,
@@ -506,7 +509,7 @@ fn points(
     wanted.map(|point| (allocator.function.file_offset + point.offset, cookie(point))).collect()
 }
 
-/// Tells the program where the arguments are: 0 if they are where a function gets them.
+/// Encodes for the program where the arguments are. 0 means: where the ABI passes them.
 fn cookie(point: &ProbePoint) -> u64 {
     let codes = point.arguments.map(|location| match location {
         ArgumentLocation::Register(register) => register as u8,

@@ -1,4 +1,4 @@
-//! Logs of the BPF programs, in builds that have them (`cargo xtask build --bpf-log`).
+//! Log messages of the BPF programs, in builds that have them (`cargo xtask build --bpf-log`).
 
 use std::thread;
 use std::time::Duration;
@@ -6,12 +6,13 @@ use std::time::Duration;
 use aya::Ebpf;
 use aya_log::EbpfLogger;
 
-/// How often it is looked for.
+/// How often to look for messages.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Passes on what the programs log, from a thread of its own, for as long as this process lives; in other builds nothing.
+/// Passes on the programs' log messages, from a thread of its own, as long as this process lives. In other builds it
+/// does nothing.
 pub fn follow(ebpf: &mut Ebpf) {
-    // There is no map for it in other builds.
+    // Other builds have no map for messages.
     let Ok(mut logger) = EbpfLogger::init(ebpf) else { return };
     let follow = move || {
         loop {
@@ -19,6 +20,6 @@ pub fn follow(ebpf: &mut Ebpf) {
             thread::sleep(INTERVAL);
         }
     };
-    // Without a thread there is no log, and all else goes on.
+    // Without a thread there are no messages, and everything else continues.
     let _ = thread::Builder::new().name("bpf-log".to_owned()).spawn(follow);
 }

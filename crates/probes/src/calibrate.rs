@@ -1,8 +1,9 @@
-//! Measures what a probe costs on this machine apart from its program: the way into the kernel and out again. It differs
-//! between machines by an order of magnitude, so it is measured on calls that lj-trace makes itself.
+//! Measures what a probe costs on this machine apart from its program: the way into the kernel and back. This cost
+//! differs between machines by an order of magnitude, so lj-trace measures it on calls of its own.
 //!
-//! `trapped::survive` is around all that traps: probes are on instructions behind which it does no harm to go on, though they
-//! were not carried out (a `nop`; a `test`, of which the rest is another one), watchpoints trap behind what has written.
+//! All measurements that trap run inside `trapped::survive`. A trap that the kernel takes for somebody else's may skip
+//! the probed instruction, so the probes are on instructions that may be skipped: a `nop`, or a `test` whose remaining
+//! bytes form another instruction. Watchpoints trap after the instruction that wrote.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -20,7 +21,7 @@ use super::perf_event::{self, Clock};
 use super::trapped::survive;
 use super::uprobe_multi::{BpfInstruction, UprobeKind, load};
 
-/// What one of each costs whoever runs into it, in seconds.
+/// What one event of each kind costs the thread that runs into it, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ProbeCost {
     /// A probe on an instruction.
@@ -31,25 +32,25 @@ pub struct ProbeCost {
     pub tick: f64,
     /// A hit of a watchpoint.
     pub hit: f64,
-    /// A context switch, where the sampler's events are on threads.
+    /// A context switch, if the sampler's events are on threads.
     pub switch: f64,
-    /// A context switch for the light sampler, whose events are on threads.
+    /// A context switch, if the light sampler's events are on threads.
     pub light_switch: f64,
 }
 
-/// Where it cannot be measured: what it was on a virtual machine (Linux 6.18, 2 CPUs).
+/// The costs to assume where they cannot be measured: those of a virtual machine (Linux 6.18, 2 CPUs).
 pub const ASSUMED: ProbeCost =
     ProbeCost { call: 0.4e-6, returned: 0.4e-6, tick: 13e-6, hit: 4e-6, switch: 0.7e-6, light_switch: 0.7e-6 };
 
-/// Calls at once, and how often they are made.
+/// Calls in a round, and the number of rounds.
 pub(super) const CALLS: u32 = 500;
 pub(super) const ROUNDS: usize = 7;
 
-/// Measures the probes on the allocator, put there as `mechanism` says. `is_cheap` says whether the kernel emulates the
-/// instructions that they are on.
+/// Measures the probes on the allocator, inserted by `mechanism`. `is_cheap` says whether the kernel emulates the
+/// probed instructions.
 ///
 /// # Errors
-/// The kernel does not let us.
+/// The kernel refuses.
 pub fn allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result<ProbeCost> {
     survive(|| measure_allocation_probes(mechanism, is_cheap))
 }
@@ -57,7 +58,7 @@ pub fn allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result<Pro
 fn measure_allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result<ProbeCost> {
     let function = if is_cheap { Callable::emulated() } else { Callable::stepped() };
     let (offset, plain) = (function.file_offset()?, function.time());
-    // A session that wants its return has both; where there are no sessions, two programs have.
+    // A session that wants the return is called at both; without sessions, two programs do that.
     let probed = |wants_return| match probe(mechanism, UprobeKind::Session, offset, wants_return) {
         Ok(link) => Ok(vec![link]),
         Err(_) => {
@@ -76,10 +77,10 @@ fn measure_allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result
     Ok(ProbeCost { call: (called - plain).max(0.0), returned: (both - called).max(0.0), ..ProbeCost::default() })
 }
 
-/// Tries a probe on an instruction of our own.
+/// Tries a probe on an instruction of lj-trace's own.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel refuses.
 pub fn try_probe(mechanism: Mechanism) -> io::Result<()> {
     probe(mechanism, UprobeKind::Call, Callable::emulated().file_offset()?, true).map(drop)
 }
@@ -89,9 +90,9 @@ pub fn try_probe(mechanism: Mechanism) -> io::Result<()> {
 /// # Errors
 /// What `perf_event_open(2)` says.
 pub fn tick(clock: Clock) -> io::Result<f64> {
-    /// Ticks a second: as many as the kernel allows to be seen in a few milliseconds.
+    /// Ticks a second: as many as the kernel allows, so that some fall into a few milliseconds.
     const RATE: u32 = 20_000;
-    /// About a millisecond's.
+    /// Loop iterations that take about a millisecond.
     const TURNS: u64 = 3_000_000;
     let event = perf_event::Ticking::new(clock, RATE)?;
     let spin = || {
@@ -137,12 +138,13 @@ fn measure_hit() -> io::Result<f64> {
     Ok(median(&mut costs).max(0.0))
 }
 
-/// How much longer string instructions take while there is a watchpoint that is never hit, as a factor.
+/// How much slower string instructions are while a watchpoint exists that is never hit, as a factor.
 ///
-/// As long as a data breakpoint is enabled, processors do without their fast way to carry these out (`rep movs`, `rep
-/// stos`): on the Intel Xeon that it was looked at on each takes 2.5 to 4 times as long, and a program that makes tables
-/// all the time is slower by a quarter (compilers copy and clear small objects with them). All but those to the very start
-/// of a cache line: they take as long as ever, so it is measured off that (`OffTheStart`).
+/// As long as a data breakpoint is enabled, processors do not use their fast path for `rep movs` and `rep stos`. On the
+/// Intel Xeon where this was measured, each of them takes 2.5 to 4 times as long, and a program that creates tables all
+/// the time runs slower by a quarter (compilers copy and clear small objects with these instructions). String
+/// instructions whose target is the very start of a cache line stay fast, so the measurement uses targets off that
+/// start (`OffTheStart`).
 ///
 /// # Errors
 /// As [`hit`].
@@ -172,10 +174,10 @@ fn measure_armed() -> io::Result<f64> {
     Ok(median(&mut factors))
 }
 
-/// As many words as a cache line has.
+/// Words in a cache line.
 const LINE: usize = 8;
 
-/// Words that begin behind the start of a cache line.
+/// Words that begin after the start of a cache line.
 #[derive(Default)]
 #[repr(C, align(64))]
 struct OffTheStart {
@@ -183,9 +185,9 @@ struct OffTheStart {
     words: [u64; LINE],
 }
 
-/// Puts an empty program on an instruction of our own file, for this process alone.
+/// Puts an empty program on an instruction of lj-trace's own file, for this process alone.
 fn probe(mechanism: Mechanism, kind: UprobeKind, offset: u64, wants_return: bool) -> io::Result<Held> {
-    // `r0 = 0` or `r0 = 1`, which tells a session to leave the return out; `exit`.
+    // `r0 = 0; exit`, or `r0 = 1; exit`, which tells a session to skip the return.
     let answer = u8::from(!wants_return);
     let program: [BpfInstruction; 2] = [[0xb7, 0, 0, 0, answer, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
     let means = Means::of(mechanism, kind)?;
@@ -193,16 +195,17 @@ fn probe(mechanism: Mechanism, kind: UprobeKind, offset: u64, wants_return: bool
     guardian::attach(program.as_fd(), Path::new("/proc/self/exe"), &[(offset, 0)], std::process::id(), means)
 }
 
-/// Something to call.
+/// A function to call.
 struct Callable(extern "C" fn());
 
 impl Callable {
-    /// It begins with an instruction that the kernel emulates, as the places do that are chosen in an allocator.
+    /// A function that begins with an instruction that the kernel emulates, like the points that a plan chooses in an
+    /// allocator.
     fn emulated() -> Self {
         Self(arch::emulated)
     }
 
-    /// It begins with one that the kernel has to step through.
+    /// A function that begins with an instruction that the kernel has to single-step.
     fn stepped() -> Self {
         Self(arch::stepped)
     }
@@ -214,7 +217,7 @@ impl Callable {
         Ok(address - mapping.start + mapping.offset)
     }
 
-    /// How long a call takes, in seconds.
+    /// The time of a call, in seconds.
     fn time(&self) -> f64 {
         let mut rounds = [0.0; ROUNDS];
         for round in &mut rounds {
@@ -226,9 +229,9 @@ impl Callable {
     }
 }
 
-/// The CPU time of this thread: others do not count.
+/// The CPU time of this thread: other threads must not count.
 pub(super) fn thread_time() -> Duration {
-    // It is there on every Linux.
+    // Every Linux has this clock.
     ClockId::THIS_THREAD.read().unwrap_or_default()
 }
 

@@ -10,17 +10,17 @@ use crate::programs::Counts;
 /// What recording has cost the target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// In seconds of CPU time.
+    /// The cost, in seconds of CPU time.
     pub seconds: f64,
-    /// How much of that was for events on threads, at context switches.
+    /// The part of it that events on threads cost at context switches.
     pub switching: f64,
-    /// What of the target's CPU time that was; [`None`] if that could not be read.
+    /// The cost as a share of the target's CPU time; [`None`] if that time could not be read.
     pub share: Option<f64>,
-    /// Samples, or calls of the allocator.
+    /// The number of samples, or of calls of the allocator.
     pub events: u64,
-    /// What one of them is.
+    /// What an event is called.
     pub event: &'static str,
-    /// Whether the way into the programs was measured here.
+    /// Whether the way into the programs was measured on this machine.
     pub measured: bool,
 }
 
@@ -42,25 +42,26 @@ impl fmt::Display for Cost {
     }
 }
 
-/// What a call in a window costs against one among many, of which the programs' time and the way into them tell: caches that
-/// the target has filled are used by the kernel, and the other way round, at each window anew. From blocks with windows and
-/// without in turns (`cargo xtask bench bounded`, docs/bounded.md): 2.1 ±0.3.
+/// How many times as much a call costs in a window as a call that is one of many. The measured times of the programs,
+/// and of the way into them, are those of one of many. In a window, the kernel finds caches that the target has filled,
+/// and the other way round, each time anew. From alternating blocks with and without windows (`cargo xtask bench
+/// bounded`, docs/bounded.md): 2.1 ±0.3.
 pub const IN_WINDOW: f64 = 2.1;
 
-/// What the kernel has counted by some moment.
+/// What the kernel has counted up to some moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Ticks of the sampler, and nanoseconds in its program.
     samples: (u64, u64),
-    /// Ticks of which no sample was taken.
+    /// Ticks without a sample.
     left_out: u64,
-    /// Calls of the allocator; those that were timed, and their nanoseconds.
+    /// Calls of the allocator; how many of them were timed; nanoseconds in those.
     calls: (u64, u64, u64),
-    /// The same for its returns.
+    /// The same for returns of the allocator.
     returns: (u64, u64, u64),
-    /// Nanoseconds in which stacks of allocations were copied.
+    /// Nanoseconds spent on copying the stacks of allocations.
     stacks: u64,
-    /// Calls of the allocator at the edges of windows, which a program sees and leaves alone.
+    /// Calls of the allocator at the edges of windows, which a program sees and ignores.
     outside: u64,
     /// Ticks of the light sampler, and nanoseconds in its program.
     light: (u64, u64),
@@ -91,27 +92,27 @@ impl Counted {
         }
     }
 
-    /// The same with so many context switches of the target.
+    /// The same counts, with this many context switches of the target.
     pub fn with_switches(self, switches: u64) -> Self {
         Self { switches, ..self }
     }
 
-    /// Samples of the CPU profile.
+    /// The number of samples in the CPU profile.
     pub fn samples(&self) -> u64 {
         self.samples.0 - self.left_out.min(self.samples.0)
     }
 
-    /// Seconds that context switches have cost, of which each takes that long.
+    /// Seconds that context switches have cost, if each costs `each` seconds.
     pub fn switching(&self, each: f64) -> f64 {
         self.switches as f64 * each
     }
 
-    /// Seconds that samples have cost, without the ticks that tell when to take one.
+    /// Seconds that samples have cost, without the ticks that decide when to take one.
     pub fn samples_alone(&self) -> f64 {
         self.samples.1 as f64 * 1e-9
     }
 
-    /// Calls of the allocator.
+    /// The number of calls of the allocator.
     pub fn calls(&self) -> u64 {
         self.calls.0
     }
@@ -131,12 +132,12 @@ impl Counted {
         of(self.calls, probes.call) + of(self.returns, probes.returned) + self.stacks as f64 * 1e-9
     }
 
-    /// Seconds that windows have cost at their edges.
+    /// Seconds that the edges of windows have cost.
     pub fn edges(&self, probes: ProbeCost) -> f64 {
         self.outside as f64 * probes.call
     }
 
-    /// Seconds that what is always on beside windows has cost: light samples, and watchpoints.
+    /// Seconds that the parts outside windows, which always run, have cost: light samples and watchpoints.
     pub fn beside(&self, probes: ProbeCost) -> f64 {
         let of = |(times, nanoseconds): (u64, u64), each: f64| times as f64 * each + nanoseconds as f64 * 1e-9;
         of(self.light, probes.tick) + of(self.hits, probes.hit) + self.switching(probes.light_switch)

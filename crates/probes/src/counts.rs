@@ -10,10 +10,11 @@ use anyhow::Context as _;
 use aya::maps::{Map, MapData, PerCpuArray};
 use lj_trace_common::config::{COUNTERS, Counter};
 
-/// What was counted of one process.
+/// The counters of one process.
 #[derive(Clone)]
 pub struct Counts {
-    /// What its own set of programs has counted on all CPUs; none where the set has other processes as well, and only samplers.
+    /// The counters of its own set of programs, on all CPUs; [`None`] if the set has several processes, and so only
+    /// samplers.
     of_cpus: Option<Arc<PerCpuArray<MapData, u64>>>,
     of_samplers: Arc<SamplerCounts>,
     process: u32,
@@ -24,15 +25,15 @@ impl Counts {
         Self { of_cpus: of_cpus.map(Arc::new), of_samplers: samplers, process }
     }
 
-    /// How often `counter` was counted.
+    /// The value of `counter`.
     pub fn count(&self, counter: Counter) -> u64 {
         let on_cpus = self.of_cpus.as_ref().and_then(|map| map.get(&(counter as u32), 0).ok());
         on_cpus.map_or(0, |values| values.iter().sum::<u64>()) + self.of_samplers.get(self.process, counter)
     }
 }
 
-/// The map of what samplers count, as memory: with many processes, each call of the kernel for each counter would cost more
-/// than all else.
+/// The map of the samplers' counters, mapped into memory: with many processes, one system call per counter would cost
+/// more than everything else.
 pub(super) struct SamplerCounts {
     start: NonNull<AtomicU64>,
     entries: usize,
@@ -44,7 +45,7 @@ unsafe impl Send for SamplerCounts {}
 unsafe impl Sync for SamplerCounts {}
 
 impl SamplerCounts {
-    /// Maps the map, which has room for this many processes.
+    /// Maps the kernel's map, which has room for this many processes.
     pub fn map(map: &Map, processes: u32) -> anyhow::Result<Self> {
         let Map::Array(data) = map else { anyhow::bail!("what samplers count is no array") };
         let entries = (processes * COUNTERS) as usize;
@@ -70,7 +71,7 @@ impl SamplerCounts {
         self.counter(process, counter).map_or(0, |value| value.load(Ordering::Relaxed))
     }
 
-    /// Begins anew for another process.
+    /// Resets the counters for another process.
     pub fn clear(&self, process: u32) {
         Counter::ALL.iter().filter_map(|&counter| self.counter(process, counter)).for_each(|value| {
             value.store(0, Ordering::Relaxed);

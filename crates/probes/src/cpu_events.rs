@@ -1,8 +1,9 @@
-//! One perf event on each CPU, which samples all recorded processes and no others: a program looks up which process runs
-//! (`probe-ebpf/src/chosen.rs`), and samples it or continues with the sampler of another set of programs.
+//! One perf event on each CPU, which samples the recorded processes and no others. A program looks up which process
+//! runs (`probe-ebpf/src/chosen.rs`), and samples it, or tail-calls the sampler of another set of programs.
 //!
-//! An event on a thread costs that thread at each context switch, since its timer is set anew: 0.3 to 3 µs, more the higher the
-//! rate is. These cost nothing there, and every process on the machine a look at each tick.
+//! An event on a thread costs that thread time at each context switch, because the kernel sets its timer anew: 0.3 to 3
+//! µs, more at higher rates. Events on CPUs cost nothing at context switches; instead, each tick costs every process on
+//! the machine one lookup.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -24,13 +25,13 @@ use super::perf_event::{self, Attached};
 use super::programs::Programs;
 use super::set::{lock, take_map};
 
-/// The events of one rate on all CPUs, and whose samplers they run.
+/// The events of one rate on all CPUs, and the samplers that they run.
 pub(super) struct CpuEvents {
     rate: u32,
-    /// How many ticks of that rate each one stands for by now.
+    /// How many ticks at `rate` each tick stands for by now.
     weight: u32,
     namespace: PidNamespace,
-    /// With the numbers of their CPUs.
+    /// The events, with the numbers of their CPUs.
     events: Vec<(u32, Attached)>,
     /// The map `CHOSEN`.
     chosen: HashMap<MapData, u32, u32>,
@@ -39,18 +40,18 @@ pub(super) struct CpuEvents {
     _exec: RawTracePointLink,
 }
 
-/// Those of sets of programs that are there for one process each: such processes share them if they are recorded at the same
-/// rate.
+/// The events for sets of programs that belong to one process each: such processes share events if they are recorded at
+/// the same rate.
 static SHARED: Mutex<Vec<Weak<Mutex<CpuEvents>>>> = Mutex::new(Vec::new());
 
-/// A process that is sampled by events on CPUs, as long as this lives.
+/// A process that is sampled by events on CPUs as long as this value lives.
 pub struct Chosen {
     events: Arc<Mutex<CpuEvents>>,
-    /// Its number in the namespace of the events.
+    /// The process's number in the PID namespace of the events.
     id: u32,
-    /// What the program on the events knows of it.
+    /// The process's entry in the map `CHOSEN`.
     known_as: u32,
-    /// The index of its sampler, if that is another set's.
+    /// The index of its sampler, if the sampler belongs to another set.
     sampler: Option<u32>,
     coverage: Coverage,
 }
@@ -59,7 +60,7 @@ impl Chosen {
     /// Prepares to run `sampler`, of these programs, for `process`, `rate` times a second on each CPU that it runs on.
     ///
     /// # Errors
-    /// The kernel does not let us, or so many are recorded at once that there is no room for one more.
+    /// The kernel refuses, or there are too many recordings at once.
     pub fn prepare(programs: &mut Programs, process: &Process, rate: u32, sampler: &ProgramFd) -> anyhow::Result<Self> {
         let (namespace, id) = number(process).context("the PID namespace of the process")?;
         let mut shared = lock(&SHARED);
@@ -82,33 +83,33 @@ impl Chosen {
         Ok(Self { events, id, known_as: OTHER_SAMPLER + index, sampler: Some(index), coverage })
     }
 
-    /// The same for a process that shares its programs with others; [`None`] if it does not.
+    /// Does the same for a process that shares its programs with others; [`None`] if it does not share them.
     pub fn of_shared(programs: &Programs) -> Option<Self> {
         let (events, id, number) = programs.shared_events()?;
         let coverage = lock(&events).coverage();
         Some(Self { events, id, known_as: number, sampler: None, coverage })
     }
 
-    /// Begins to sample it.
+    /// Starts sampling the process.
     ///
     /// # Errors
-    /// The kernel does not take it.
+    /// The kernel refuses.
     pub fn begin(&self) -> anyhow::Result<()> {
         Ok(lock(&self.events).chosen.insert(&self.id, &self.known_as, 0)?)
     }
 
-    /// How many ticks of the rate that was asked for each one stands for by now: others that share the events may have had them
-    /// tick less often.
+    /// How many ticks at the original rate each tick stands for by now. Other recordings that share the events may have
+    /// slowed them down.
     pub fn weight(&self) -> u32 {
         lock(&self.events).weight
     }
 
-    /// Has the events tick half as often. They stay as they are on CPUs where the kernel does not let us.
+    /// Makes the events tick half as often. On CPUs where the kernel refuses, they stay as they are.
     pub fn slow_down(&self) {
         self.set_weight(|weight| weight.saturating_mul(2));
     }
 
-    /// Has them tick twice as often again, if they were slowed down.
+    /// Makes the events tick twice as often again, if they were slowed down.
     pub fn speed_up(&self) {
         self.set_weight(|weight| (weight / 2).max(1));
     }
@@ -123,20 +124,20 @@ impl Chosen {
         }
     }
 
-    /// Other descriptors of the events, which all that are recorded share.
+    /// Duplicates the descriptors of the events, which all recordings share.
     ///
     /// # Errors
-    /// There are no more descriptors.
+    /// The process has no descriptors left.
     pub fn events(&self) -> io::Result<Vec<OwnedFd>> {
         lock(&self.events).events.iter().map(|(_, event)| event.event()).collect()
     }
 
-    /// How many CPUs it is sampled on.
+    /// How many CPUs the process is sampled on.
     pub fn cpus(&self) -> usize {
         self.coverage.count()
     }
 
-    /// The CPUs that were switched on meanwhile: there it is not sampled. Each is told once.
+    /// The CPUs that were switched on during recording: the process is not sampled there. Each CPU is reported once.
     pub fn new_cpus(&mut self) -> Vec<u32> {
         online_lately().map_or_else(|_| Vec::new(), |online| self.coverage.look(&online))
     }
@@ -145,7 +146,7 @@ impl Chosen {
 impl Drop for Chosen {
     fn drop(&mut self) {
         let mut events = lock(&self.events);
-        // One that has executed another program is not there any more.
+        // The entry is gone already if the process has executed another program.
         let _ = events.chosen.remove(&self.id);
         let Some(index) = self.sampler else { return };
         let _ = events.samplers.clear_index(&index);
@@ -156,7 +157,7 @@ impl Drop for Chosen {
 }
 
 impl CpuEvents {
-    /// Opens them, with these programs and maps: nobody is sampled yet.
+    /// Opens the events with these programs and maps; they sample no process yet.
     pub fn open(ebpf: &mut Ebpf, rate: u32, namespace: PidNamespace) -> anyhow::Result<Self> {
         let mut place: Array<_, PidNamespace> = take_map(ebpf, "NAMESPACE")?.try_into()?;
         place.set(0, &namespace, 0)?;
@@ -174,7 +175,7 @@ impl CpuEvents {
         for cpu in online()? {
             match perf_event::attach_to_cpu(rate, cpu, program) {
                 Ok(event) => events.push((cpu, event)),
-                // It has gone meanwhile, or is in a list that is not this kernel's.
+                // The CPU has gone meanwhile, or the list names CPUs that this kernel does not have.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EINVAL | libc::ENXIO)) => {}
                 Err(error) => return Err(error).with_context(|| format!("an event on CPU {cpu}")),
             }
@@ -184,12 +185,12 @@ impl CpuEvents {
         Ok(Self { rate, weight: 1, namespace, events, chosen, samplers, taken, _exec: exec })
     }
 
-    /// The CPUs that have one.
+    /// The CPUs that have an event.
     fn coverage(&self) -> Coverage {
         Coverage::of(self.events.iter().map(|(cpu, _)| *cpu))
     }
 
-    /// Makes room for one more sampler; returns its index.
+    /// Makes room for one more sampler and returns its index.
     fn add(&mut self, sampler: &ProgramFd) -> anyhow::Result<u32> {
         let free = self.taken.iter().position(|taken| !taken).context("too many processes are recorded at once")?;
         let index = u32::try_from(free)?;
@@ -199,8 +200,9 @@ impl CpuEvents {
     }
 }
 
-/// The number by which the kernel half knows a process, and the namespace that it is in: the kernel's own, if lj-trace is in
-/// that. From elsewhere nobody knows these numbers, but that of a process in its own namespace can be read.
+/// The number by which the BPF programs know a process, and the PID namespace of that number. If lj-trace is in the
+/// initial namespace, that is the one. Elsewhere lj-trace cannot learn initial numbers, but it can read a process's
+/// number in the process's own namespace.
 pub(super) fn number(process: &Process) -> io::Result<(PidNamespace, u32)> {
     if namespace::is_initial() {
         return Ok((PidNamespace::default(), process.pid()));

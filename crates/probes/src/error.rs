@@ -8,24 +8,24 @@ use lj_trace_process::privileges::{Operation, Refusal, limits};
 
 use super::object;
 
-/// The kernel that has all that the programs use: `bpf_loop`.
+/// The first kernel that has everything that the programs use: `bpf_loop` is the newest part.
 const NEEDED_KERNEL: &str = "5.17";
 
 /// Why probing cannot begin. Each message names the cause and the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The binary has no BPF programs inside.
+    /// The binary contains no BPF programs, or none that work here.
     #[error(transparent)]
     Object(#[from] object::NoBpfPrograms),
-    /// The kernel wants more privileges.
+    /// The kernel asks for more privileges.
     #[error("not permitted to use {what}: {why}")]
     NotPermitted {
         /// What was refused.
         what: &'static str,
-        /// What is missing, and how to get it.
+        /// Which privilege is missing, and how to get it.
         why: String,
     },
-    /// The kernel refused the BPF programs for another reason, which it said.
+    /// The kernel refused the BPF programs for another reason, which its message gives.
     #[error("the kernel refused the BPF programs (Linux {NEEDED_KERNEL} or later is needed): {}", last_lines(.0))]
     Refused(#[source] anyhow::Error),
     /// A limit of the system or of lj-trace is reached.
@@ -36,10 +36,10 @@ pub enum ProbeError {
         /// Which limit, and how to raise it.
         limit: String,
     },
-    /// The target went away or may not be looked at.
+    /// The target is gone, or lj-trace may not read it.
     #[error(transparent)]
     Target(#[from] TargetError),
-    /// Probes cannot be put in and taken out in short windows.
+    /// Probes cannot be inserted and removed for short windows.
     #[error(
         "--overhead needs probes that are put in within milliseconds, which this kernel does not have (Linux 6.6 \
          has): {0}. Record in full, without --overhead: that costs the process what --max-overhead allows"
@@ -48,7 +48,7 @@ pub enum ProbeError {
     /// Time off the CPU cannot be recorded.
     #[error("--mode offcpu and wall are not possible here: {}", whole(.0))]
     NoOffCpu(#[source] anyhow::Error),
-    /// Turns of event loops cannot be looked at.
+    /// Turns of event loops cannot be recorded.
     #[error("turns of event loops cannot be looked at here: {}", whole(.0))]
     NoTurns(#[source] anyhow::Error),
     /// A thread cannot be sampled.
@@ -62,7 +62,7 @@ pub enum ProbeError {
 }
 
 impl ProbeError {
-    /// Tells missing privileges from everything else.
+    /// Separates missing privileges from all other causes.
     pub(super) fn sort(source: impl Into<anyhow::Error>) -> Self {
         let source = source.into();
         let errors = || source.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
@@ -70,14 +70,14 @@ impl ProbeError {
         if let Some(limit) = errors().find_map(limits::reached) {
             return Self::Limit { cause: whole(&source), limit };
         }
-        // The verifier refuses with EACCES too, but then it says why.
+        // The verifier, too, refuses with EACCES, but then there is a log.
         let verifier = source
             .chain()
             .any(|cause| matches!(cause.downcast_ref(), Some(ProgramError::LoadError { verifier_log, .. }) if !verifier_log.to_string().trim().is_empty()));
         if refused && !verifier { Self::not_permitted(Operation::Bpf) } else { Self::Refused(source) }
     }
 
-    /// The kernel has refused to put in probes for a window.
+    /// The kernel has refused to insert probes for a window.
     pub fn no_windows(error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => Self::not_permitted(Operation::Bpf),
@@ -85,7 +85,7 @@ impl ProbeError {
         }
     }
 
-    /// The kernel has refused something to whoever may not do it.
+    /// The error for an operation that lj-trace lacks the privileges for.
     pub(super) fn not_permitted(operation: Operation) -> Self {
         let what = match operation {
             Operation::PerfEvents => "perf events",
@@ -96,7 +96,7 @@ impl ProbeError {
     }
 }
 
-/// An error with all that has caused it. Some name their cause themselves.
+/// An error's message with those of all its causes. Some messages contain their cause already.
 pub(super) fn whole(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.trim().is_empty()) {
@@ -108,7 +108,7 @@ pub(super) fn whole(error: &anyhow::Error) -> String {
     text
 }
 
-/// The end of an error's text: the verifier says a thousand lines before it comes to the point.
+/// The end of an error's text: the verifier prints a thousand lines before the point.
 fn last_lines(error: &anyhow::Error) -> String {
     let text = whole(error);
     let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();

@@ -1,4 +1,4 @@
-//! The gate of the allocation probes: of which window calls are events.
+//! The gate of the allocation probes: it says which window's calls are events.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,12 +8,12 @@ use lj_trace_common::config::GATE_CLOSED;
 use super::programs::Programs;
 use super::set::take_map;
 
-/// The gate. Until somebody closes it, it is open for probes that are there all the time, whose window is 0.
+/// The gate. Until it is closed for the first time, it is open for probes that are always there, whose window is 0.
 #[derive(Clone)]
 pub struct Gate(Arc<Mutex<Array<MapData, u32>>>);
 
 impl Gate {
-    /// That of these programs.
+    /// The gate of these programs.
     ///
     /// # Errors
     /// It was taken before.
@@ -21,7 +21,7 @@ impl Gate {
         Ok(Self(Arc::new(Mutex::new(Array::try_from(take_map(&mut programs.ebpf(), "GATE")?)?))))
     }
 
-    /// Opens it for the calls of one window.
+    /// Opens the gate for the calls of one window.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -30,7 +30,7 @@ impl Gate {
         Ok(gate.set(0, &window, 0)?)
     }
 
-    /// Closes it: no call is an event any more.
+    /// Closes the gate: no call is an event any more.
     ///
     /// # Errors
     /// As [`Self::open`].

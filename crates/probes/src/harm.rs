@@ -1,4 +1,4 @@
-//! What a watchpoint does to a program besides stopping it where that is wanted.
+//! The side effects of a watchpoint on a program.
 
 use std::fmt;
 use std::io;
@@ -8,28 +8,28 @@ use super::arch::is_virtual;
 use super::calibrate;
 use super::trapped::is_mistaken;
 
-/// A watchpoint that slows string instructions by this factor is not worth what it tells.
+/// A watchpoint that slows string instructions by more than this factor is not worth its information.
 const HARMLESS: f64 = 1.1;
 
-/// Why there should be no watchpoint on this machine.
+/// Why there should be no watchpoints on this machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Harm {
-    /// It may end the program: this is a virtual machine, whose host may lose what a trap says of itself (the debug
-    /// register DR6). The kernel takes such a trap for one of the program's own (`exc_debug_user`,
-    /// `arch/x86/kernel/traps.c`), and sends it a SIGTRAP. KVM of Linux before 6.14 does that whenever it comes between
-    /// the trap and the handler's first instructions ("Load DR6 with guest value only before entering .vcpu_run() loop");
-    /// on the virtual machine that it was looked at on, once in some 20 million hits.
+    /// A watchpoint may end the program. This is a virtual machine, whose host may lose the register that says what a
+    /// trap is (the debug register DR6). The kernel then takes the trap for one of the program's own (`exc_debug_user`,
+    /// `arch/x86/kernel/traps.c`), and sends the program a SIGTRAP. KVM of Linux before 6.14 loses it whenever it comes
+    /// between the trap and the handler's first instructions ("Load DR6 with guest value only before entering
+    /// .vcpu_run() loop"). On the virtual machine where this was measured, that happened once in some 20 million hits.
     Ends,
-    /// Programs are slower as long as it is there: string instructions take so many times as long.
+    /// A watchpoint slows programs as long as it exists: string instructions take this many times as long.
     Slows(f64),
 }
 
 impl Harm {
-    /// What watchpoints do here, if anything. It does not change while lj-trace runs.
+    /// The harm that watchpoints do here, if any. It does not change while lj-trace runs.
     pub fn here() -> Option<Self> {
         static HERE: OnceLock<Option<Harm>> = OnceLock::new();
         *HERE.get_or_init(|| {
-            // In doubt it is one.
+            // If in doubt, assume a virtual machine.
             if std::fs::read_to_string("/proc/cpuinfo").map_or(true, |text| is_virtual(&text)) {
                 return Some(Self::Ends);
             }
@@ -37,13 +37,13 @@ impl Harm {
         })
     }
 
-    /// What is told by a watchpoint of our own: by which factor string instructions were slower, or why that could not be
-    /// measured.
+    /// The harm that a watchpoint of lj-trace's own has shown. `armed` is the factor by which string instructions were
+    /// slower, or the reason why that could not be measured.
     fn shown_by(armed: io::Result<f64>) -> Option<Self> {
         match armed {
             Ok(factor) => (factor >= HARMLESS).then_some(Self::Slows(factor)),
             Err(error) if is_mistaken(&error) => Some(Self::Ends),
-            // There are none: that is told when one is wanted.
+            // There are no watchpoints here. That is reported when one is wanted.
             Err(_) => None,
         }
     }

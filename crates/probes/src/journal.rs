@@ -6,38 +6,38 @@ use std::sync::LazyLock;
 
 use lj_trace_text::untrusted::Untrusted;
 
-/// How much a message matters, in the numbers of syslog (sd-daemon(3)).
+/// The importance of a message, in the numbers of syslog (sd-daemon(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// What was asked for cannot be done.
+    /// The requested action is impossible.
     Error = 3,
-    /// It can, but not all of it.
+    /// The requested action is possible only in part.
     Warning = 4,
-    /// As it should be.
+    /// Everything is fine.
     Info = 6,
 }
 
-/// Whether standard error leads to the journal.
+/// Whether standard error goes to the journal.
 static IS_JOURNAL: LazyLock<bool> = LazyLock::new(|| {
     let stream = std::env::var("JOURNAL_STREAM").unwrap_or_default();
     let stderr = std::fs::metadata("/proc/self/fd/2");
     stderr.is_ok_and(|stderr| is_stream(&stream, stderr.dev(), stderr.ino()))
 });
 
-/// Whether `JOURNAL_STREAM`, `DEVICE:INODE` (systemd.exec(5)), is this file: it may have been redirected since.
+/// Whether `JOURNAL_STREAM`, `DEVICE:INODE` (systemd.exec(5)), is this file: standard error may have been redirected.
 fn is_stream(stream: &str, device: u64, inode: u64) -> bool {
     stream.split_once(':').is_some_and(|(dev, ino)| dev.parse() == Ok(device) && ino.parse() == Ok(inode))
 }
 
-/// Says something on standard error. If that cannot take it, a recording goes on all the same.
+/// Prints a message on standard error. If that fails, a recording continues all the same.
 pub fn say(priority: Priority, text: &str) {
     let _ = io::stderr().lock().write_all(with_priority(priority, text, *IS_JOURNAL).as_bytes());
 }
 
-/// Each line becomes an entry of the journal.
+/// Adds the priority to each line, because each line becomes an entry of the journal.
 fn with_priority(priority: Priority, text: &str, is_journal: bool) -> String {
     let prefix = if is_journal { format!("<{}>", priority as u8) } else { String::new() };
-    // Names of the target's may be anywhere in it.
+    // The text may contain names of the target.
     text.lines().map(|line| format!("{prefix}{}\n", Untrusted(line))).collect()
 }
 

@@ -1,30 +1,31 @@
-//! What differs between kernels, put into the programs that record time off the CPU before they are loaded: places of fields
-//! in the kernel's `task_struct`, and the number of a function. The programs have marks there (`probe-ebpf/src/off_cpu.rs`).
+//! Adapts the programs for time off the CPU to this kernel before they are loaded: inserts the offsets of fields in the
+//! kernel's `task_struct`, and the number of a function. The programs have marks at these places
+//! (`probe-ebpf/src/off_cpu.rs`).
 
 use anyhow::Context as _;
 
 use super::kernel_types::KernelTypes;
 
-/// Marks in the place of offsets, and what they stand for.
+/// The marks in place of offsets, with the fields that they stand for.
 const FIELDS: [(u16, &str); 5] =
     [(31_233, "tgid"), (31_234, "pid"), (31_235, "start_time"), (31_236, "__state"), (31_237, "on_cpu")];
 
-/// The mark in the place of the function's number.
+/// The mark in place of the function's number.
 const FUNCTION: u32 = 2_000_000_001;
 
-/// The function, by its names: that of Linux 6.18, and that of the kernels before and after, if they have it.
+/// The names of the function: in Linux 6.18, and in other kernels that have it.
 const FUNCTION_NAMES: [&str; 2] = ["bpf_task_work_schedule_resume_impl", "bpf_task_work_schedule_resume"];
 
-/// Codes of instructions: loads of 32 and 64 bits, a call, and the register's number by which a call is one of the kernel's
-/// functions (`BPF_PSEUDO_KFUNC_CALL`).
+/// Opcodes: loads of 32 and 64 bits, and a call; then the source register that marks the call of a kernel function
+/// (`BPF_PSEUDO_KFUNC_CALL`).
 const LOADS: [u8; 2] = [0x61, 0x79];
 const CALL: u8 = 0x85;
 const OF_KERNEL: u8 = 2 << 4;
 
-/// Puts it into an object file, whose instructions lie at multiples of 8.
+/// Replaces the marks in an object file, whose instructions are at multiples of 8 bytes.
 ///
 /// # Errors
-/// This kernel has none of the function (it came with Linux 6.18), or tells nothing of its types.
+/// This kernel lacks the function (it came with Linux 6.18), or does not expose its types.
 pub fn fill_in(object: &mut [u8]) -> anyhow::Result<()> {
     let types = KernelTypes::read().context("the kernel's types")?;
     let function = FUNCTION_NAMES.iter().find_map(|name| types.function(name));
@@ -49,10 +50,10 @@ pub fn fill_in(object: &mut [u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether this kernel has the function that walks need.
+/// Checks that this kernel has the function that stack walks need.
 ///
 /// # Errors
-/// It has not, or tells nothing of its types.
+/// It lacks the function, or does not expose its types.
 pub fn try_it() -> anyhow::Result<()> {
     fill_in(&mut [])
 }

@@ -1,10 +1,10 @@
-//! What the kernel tells of its own types and functions (BTF): where fields are, which number a function has.
+//! The kernel's description of its own types and functions (BTF): the offsets of fields, and the numbers of functions.
 //!
-//! aya reads the same, for what it relocates itself; programs in Rust have no relocations of that kind.
+//! aya reads the same data for its own relocations, but BPF programs in Rust have no relocations of that kind.
 
 use std::io;
 
-/// Where the kernel tells it.
+/// Where the kernel exposes its BTF.
 const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
 /// Kinds of types (linux/btf.h).
@@ -13,22 +13,22 @@ const STRUCT: u32 = 4;
 const UNION: u32 = 5;
 const FUNCTION: u32 = 12;
 
-/// Anonymous structs within structs are looked into so deeply.
+/// How deep to search anonymous structs within structs.
 const DEPTH: u32 = 4;
 
 /// The kernel's types.
 pub struct KernelTypes {
     bytes: Vec<u8>,
-    /// Where each type is, from number 1 on.
+    /// The offset of each type in `bytes`, from type number 1 on.
     places: Vec<usize>,
     strings: usize,
 }
 
 impl KernelTypes {
-    /// Reads them.
+    /// Reads the types of the running kernel.
     ///
     /// # Errors
-    /// The kernel tells none, or they cannot be read.
+    /// The kernel exposes none, or they cannot be read.
     pub fn read() -> io::Result<Self> {
         Self::parse(std::fs::read(VMLINUX)?).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
@@ -43,10 +43,10 @@ impl KernelTypes {
             places.push(place);
             let info = word(&bytes, place + 4)?;
             let (kind, count) = (kind(info), (info & 0xffff) as usize);
-            // What follows the twelve bytes that all have.
+            // The size of the data after the twelve bytes that every type has.
             place += 12
                 + match kind {
-                    // Integers, variables, tags of declarations.
+                    // Integers, variables, declaration tags.
                     1 | 14 | 17 => 4,
                     ARRAY => 12,
                     STRUCT | UNION | 15 | 19 => 12 * count,
@@ -54,17 +54,17 @@ impl KernelTypes {
                     6 | 13 => 8 * count,
                     _ => 0,
                 };
-            // A variable has one word, a section three for each of its variables: as the kinds above say.
+            // A variable has one word; a section has three for each of its variables, as the kinds above show.
         }
         Some(Self { bytes, places, strings })
     }
 
-    /// The number of the function of this name.
+    /// The number of the function with this name.
     pub fn function(&self, name: &str) -> Option<u32> {
         self.find(FUNCTION, name)
     }
 
-    /// Where the field of this name is in a struct, in bytes.
+    /// The offset of a field in a struct, in bytes.
     pub fn offset(&self, structure: &str, field: &str) -> Option<u32> {
         self.field(self.find(STRUCT, structure)?, field, DEPTH)
     }
@@ -83,7 +83,7 @@ impl KernelTypes {
         if ![STRUCT, UNION].contains(&kind(info)) {
             return None;
         }
-        // Where there are bit fields, the upper byte is the size of one.
+        // With bit fields, the upper byte is the size of a bit field.
         let mask = if info >> 31 == 0 { u32::MAX } else { 0xff_ffff };
         for index in 0..(info & 0xffff) as usize {
             let member = place + 12 + 12 * index;
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn this_kernel_has_tasks() {
-        // A kernel without these types is none that programs could run in.
+        // The programs could not run in a kernel without these types.
         let Ok(types) = KernelTypes::read() else { return };
         let of = |field| types.offset("task_struct", field);
         let (pid, tgid) = (of("pid").unwrap(), of("tgid").unwrap());

@@ -1,4 +1,4 @@
-//! What runs in the kernel on lj-trace's behalf: the BPF programs, loaded, attached, and read out.
+//! The part of lj-trace that runs in the kernel: loads and attaches the BPF programs, and reads what they record.
 
 pub mod activity;
 pub mod allocator;

@@ -1,4 +1,4 @@
-//! Programs on instructions of one process, and taking them away again.
+//! Attaches programs to instructions of one process, and detaches them.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -14,15 +14,16 @@ use super::programs::{ProbeError, Programs};
 use super::session::SessionProgram;
 use super::uprobe_multi::UprobeKind;
 
-/// What attaches programs: as long as it is there, they are.
+/// What holds the probes: the programs are attached as long as it exists.
 #[derive(Default)]
 pub struct Links(Vec<Held>);
 
 impl Links {
-    /// Attaches the program of this name to instructions of a file, each a file offset and a cookie, for the process `pid`.
+    /// Attaches the program `name` to instructions of a file for the process `pid`. Each instruction is a file offset
+    /// and a cookie.
     ///
     /// # Errors
-    /// [`ProbeError::NotPermitted`], or [`ProbeError::Refused`] with what the kernel says.
+    /// [`ProbeError::NotPermitted`], or [`ProbeError::Refused`] with the kernel's error.
     pub fn attach(
         &mut self,
         programs: &mut Programs,
@@ -44,7 +45,7 @@ impl Links {
         Ok(())
     }
 
-    /// The same with a program that sees calls and returns.
+    /// Does the same with a program that sees calls and returns.
     ///
     /// # Errors
     /// What bpf(2) says.
@@ -64,26 +65,26 @@ impl Links {
         self.0.is_empty()
     }
 
-    /// Whether some are not attached any more, though nobody here has taken them away.
+    /// Whether some programs are no longer attached although nobody here has detached them.
     pub fn are_lost(&self) -> bool {
         self.0.iter().any(Held::is_lost)
     }
 
-    /// Takes all of them away.
+    /// Detaches all programs.
     pub fn detach(&mut self) {
-        // All at once, since each takes its time.
+        // Release all first, so that they are removed in parallel: each removal takes a while.
         self.0.iter_mut().for_each(Held::release);
         self.0.clear();
     }
 }
 
-/// The program of this name.
+/// The program with this name.
 pub fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut UProbe> {
     let program = ebpf.program_mut(name);
     Ok(program.ok_or_else(|| anyhow::anyhow!("no program {name}"))?.try_into()?)
 }
 
-/// The program of this name, which is loaded if it is not yet.
+/// The program with this name; loads it if it is not loaded yet.
 pub fn loaded(programs: &mut Programs, name: &str) -> anyhow::Result<OwnedFd> {
     let mut ebpf = programs.ebpf();
     let program = program(&mut ebpf, name)?;

@@ -1,4 +1,4 @@
-//! How probes are put on instructions of one process.
+//! The mechanism by which the kernel inserts probes into one process.
 
 use std::sync::OnceLock;
 
@@ -6,25 +6,25 @@ use aya::sys::{UProbeMultiFeature, is_uprobe_multi_supported};
 
 use lj_trace_process::privileges::{Capabilities, Capability};
 
-/// What the kernel is asked for.
+/// The kernel's mechanism for probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mechanism {
     /// One link for all instructions of a file (`uprobe_multi`).
     Multi,
-    /// A perf event for each instruction: what there was before. Patched kernels want `CAP_SYS_ADMIN` for these
+    /// One perf event for each instruction: the older mechanism. Patched kernels require `CAP_SYS_ADMIN` for it
     /// (CVE-2025-38466).
     Classic,
 }
 
 impl Mechanism {
-    /// The one to use on this kernel, by what it says when it is tried.
+    /// The mechanism to use on this kernel, found out by trying.
     pub fn detect() -> Self {
         static DETECTED: OnceLock<Mechanism> = OnceLock::new();
         *DETECTED.get_or_init(|| {
-            // Whatever else is refused is refused again, with its reason, when the probes are attached.
+            // Other errors will occur again, with their reason, when the probes are attached.
             let lacks = |feature| is_uprobe_multi_supported(feature).is_ok_and(|there| !there);
             let cannot = lacks(UProbeMultiFeature::LinkCreation);
-            // Such links would miss all threads but one. They are better than nothing.
+            // Such links would miss all threads but one, so they are only better than nothing.
             let misses_threads = || {
                 lacks(UProbeMultiFeature::ProcessScopedPidFilter) && Capabilities::effective().has(Capability::SysAdmin)
             };

@@ -1,4 +1,4 @@
-//! The compiled BPF programs, carried inside the binary.
+//! The compiled BPF programs, embedded in the binary.
 
 use std::borrow::Cow;
 
@@ -10,19 +10,19 @@ use super::mechanism::Mechanism;
 
 /// The ELF object with every BPF program and map; empty if lj-trace was built without its BPF programs.
 ///
-/// Aligned, since aya parses ELF structures in place.
+/// Aligned, because aya parses ELF structures in place.
 pub static BPF_OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lj-trace-probe.o"));
 
-/// This lj-trace has no BPF programs inside.
+/// Why this lj-trace has no usable BPF programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoBpfPrograms {
-    /// It was built without them, as a plain `cargo build` does.
+    /// lj-trace was built without them, as a plain `cargo build` does.
     #[error("this lj-trace was built without its BPF programs: build it with `cargo xtask build`")]
     NotBuilt,
-    /// They were not tried enough on its processor.
+    /// They have not been tested enough on this processor.
     #[error("recording is not supported on {arch} yet: `list`, `dump`, `heap` and `jit` work there", arch = std::env::consts::ARCH)]
     NotTried,
-    /// Those that are wanted do not work on its processor.
+    /// The wanted programs do not work on this processor.
     #[error("only CPU time is recorded on {arch} yet (--mode sysprof)", arch = std::env::consts::ARCH)]
     OnlyCpuTime,
 }
@@ -30,7 +30,7 @@ pub enum NoBpfPrograms {
 /// Whether all BPF programs work on this processor, and not only the CPU sampler.
 pub const ALL_WORK: bool = arch::HAS_ALL_PROGRAMS;
 
-/// Set by tests, where the CPU sampler works but was not tried enough for users.
+/// Tests set this variable, on processors where the CPU sampler works but is not tested enough for users.
 const UNTRIED: &str = "LJ_TRACE_TEST_UNTRIED";
 
 /// Whether CPU time may be recorded on this processor.
@@ -49,8 +49,8 @@ pub fn object() -> Result<&'static [u8], NoBpfPrograms> {
     if BPF_OBJECT.is_empty() { Err(NoBpfPrograms::NotBuilt) } else { Ok(BPF_OBJECT) }
 }
 
-/// The same with its probes declared as this mechanism needs them: aya takes it from the names of their sections, which
-/// stand in the table of strings, and in that of BTF.
+/// The same object, with its probes declared as `mechanism` needs them. aya reads the mechanism from the names of the
+/// sections, which are in the string table and in that of BTF.
 ///
 /// # Errors
 /// As [`object()`].

@@ -1,4 +1,4 @@
-//! Time off the CPU: the program on switches of threads, attached once for all processes that share it.
+//! Time off the CPU: the program that sees context switches, attached once for all processes that share it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,29 +20,29 @@ use super::sample::plain;
 use super::set::{Set, lock, map_mut};
 use super::switching_processes;
 
-/// A process whose time off the CPU is recorded, as long as this lives.
+/// A process whose time off the CPU is recorded as long as this value lives.
 pub struct OffCpu {
     set: Arc<Set>,
     pid: u32,
     number: u32,
     threshold: u64,
     began: u64,
-    /// Tells of the threads that are off the CPU when it is read, once.
+    /// An iterator of the kernel: reading it lists the threads that are off the CPU. It can be read once.
     tasks: Option<File>,
 }
 
 /// A thread that was off the CPU when recording ended.
 #[derive(Clone, Debug)]
 pub struct UnderWay {
-    /// Its registers and the kernel's stack.
+    /// Its registers and its kernel stack.
     pub task: WaitingTask,
-    /// Since when it was, in nanoseconds of `CLOCK_MONOTONIC`; not before recording began.
+    /// Since when it was off the CPU, in nanoseconds of `CLOCK_MONOTONIC`; not before recording began.
     pub since: u64,
-    /// For how many nanoseconds more its stack stands: those of waits before, whose walk it did not come to.
+    /// For how many more nanoseconds its stack stands: those of earlier waits whose stacks were not walked in time.
     pub pending: u64,
-    /// Whether it was so all the time.
+    /// Whether it was off the CPU during the whole recording.
     pub all_the_time: bool,
-    /// The turn of its event loop that it is in; 0 if it is in none, or turns are not looked at.
+    /// The turn of its event loop that it is in; 0 if it is in none, or turns are not recorded.
     pub turn: u64,
 }
 
@@ -54,12 +54,12 @@ impl OffCpu {
     pub fn attach(programs: &Programs, process: &Process) -> Result<Self, ProbeError> {
         let (set, number) = programs.set();
         attach_once(&set).map_err(ProbeError::sort)?;
-        // Later there may be no privileges for it.
+        // Open the iterator now: lj-trace may give up the privileges for it later.
         let tasks = Some(tasks_file(&mut set.ebpf()).map_err(ProbeError::sort)?);
         Ok(Self { set, pid: process.pid(), number, threshold: DEFAULT_THRESHOLD, began: 0, tasks })
     }
 
-    /// Begins: what is off the CPU from `now` on counts, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Starts recording: time off the CPU counts from `now` on, in nanoseconds of `CLOCK_MONOTONIC`.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
@@ -77,23 +77,23 @@ impl OffCpu {
         switching_processes::add(&mut ebpf, self.pid, &process).map_err(ProbeError::sort)
     }
 
-    /// A wait for less than so many nanoseconds is taken by chance.
+    /// Waits shorter than this many nanoseconds are sampled at random; longer ones are all recorded.
     pub fn threshold(&self) -> u64 {
         self.threshold
     }
 
-    /// When it began, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When recording began, in nanoseconds of `CLOCK_MONOTONIC`.
     pub fn began(&self) -> u64 {
         self.began
     }
 
-    /// Ends it: no switch counts from here on.
+    /// Ends recording: no context switch counts from here on.
     pub fn end(&self) {
         forget_process(&self.set, self.pid);
     }
 
-    /// How often each thread that is there has been off the CPU, and for how many nanoseconds; what is under way is not among
-    /// them.
+    /// For each thread that is alive: how often it has been off the CPU, and for how many nanoseconds. Waits that have
+    /// not ended do not count.
     pub fn waited(&self) -> BTreeMap<u32, (u64, u64)> {
         let mut ebpf = self.set.ebpf();
         let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return BTreeMap::new() };
@@ -102,24 +102,24 @@ impl OffCpu {
         own.map(|(tid, of)| (tid, (of.waits, of.waited))).collect()
     }
 
-    /// The threads that were off the CPU when it ended, and are so now. They are told once.
+    /// The threads that were off the CPU when recording ended and still are. Only the first call returns them.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not list the threads.
     pub fn under_way(&mut self) -> anyhow::Result<Vec<UnderWay>> {
         let Some(file) = self.tasks.take() else { return Ok(Vec::new()) };
         let mut ebpf = self.set.ebpf();
         let tasks = waiting_tasks(&mut ebpf, self.pid, file)?;
         let map = HashMap::<_, u32, OffCpuThread>::try_from(map_mut(&mut ebpf, "OFF_CPU_THREADS")?)?;
         let of = |task: WaitingTask| match map.get(&task.tid, 0) {
-            // It was running when it ended.
+            // The thread was running when recording ended.
             Ok(known) if known.since == 0 => None,
             Ok(known) => {
                 let (since, pending) = (known.since.max(self.began), known.pending);
                 let turn = if known.turn_began == 0 { 0 } else { known.turn };
                 Some(UnderWay { since, pending, task, all_the_time: false, turn })
             }
-            // It has been waiting since then.
+            // The programs never saw the thread: it has been waiting since before recording, or since it started.
             Err(_) => {
                 let all_the_time = task.started <= self.began;
                 let since = task.started.max(self.began);
@@ -137,9 +137,9 @@ impl Drop for OffCpu {
     }
 }
 
-/// No switch of a process counts from here on, and no turn.
+/// Stops counting context switches and turns of a process.
 pub(super) fn forget_process(set: &Set, pid: u32) {
-    // It is not there if it never began.
+    // An error means that the process never began.
     let _ = switching_processes::remove(&mut set.ebpf(), pid);
 }
 
@@ -150,15 +150,15 @@ pub(super) fn forget_threads(set: &Set, number: u32) {
     let Ok(mut map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return };
     let own = |entry: Result<(u32, OffCpuThread), _>| Some(entry.ok().filter(|(_, of)| of.process == number)?.0);
     for tid in map.iter().filter_map(own).collect::<Vec<_>>() {
-        // It may have ended meanwhile.
+        // The thread may have ended meanwhile.
         let _ = map.remove(&tid);
     }
 }
 
-/// Whether this kernel and this place have what it needs.
+/// Checks that this kernel and this PID namespace allow recording time off the CPU.
 ///
 /// # Errors
-/// They have not, and why.
+/// They do not, and why.
 pub fn check() -> anyhow::Result<()> {
     anyhow::ensure!(
         namespace::is_initial(),
@@ -168,10 +168,10 @@ pub fn check() -> anyhow::Result<()> {
     kernel_places::try_it()
 }
 
-/// Attaches the program, unless it is, and loads the other one.
+/// Attaches the program for context switches, unless it is attached, and loads the iterator's program.
 ///
 /// # Errors
-/// They have not, and why.
+/// The kernel refuses one of them, and why.
 fn attach_once(set: &Set) -> anyhow::Result<()> {
     let mut switches = lock(&set.switches);
     if switches.is_none() {
@@ -197,7 +197,7 @@ fn waiting_tasks(ebpf: &mut Ebpf, pid: u32, mut file: File) -> anyhow::Result<Ve
     Ok(bytes.chunks_exact(size_of::<WaitingTask>()).filter_map(plain).collect())
 }
 
-/// What tells of threads when it is read.
+/// Opens the file that lists threads when it is read.
 fn tasks_file(ebpf: &mut Ebpf) -> anyhow::Result<File> {
     let program: &mut Iter = ebpf.program_mut("waiting_tasks").context("no waiting_tasks")?.try_into()?;
     let link = program.attach()?;

@@ -5,16 +5,16 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The numbers of the CPUs that are switched on.
+/// The numbers of the CPUs that are online.
 ///
 /// # Errors
-/// There is no `/sys`, or it says something else.
+/// There is no `/sys`, or the file has another format.
 pub fn online() -> io::Result<Vec<u32>> {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
     parse_list(list.trim()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// The same as of the last second: where many processes are recorded, each asks for it.
+/// The same, up to a second old: with many recorded processes, each of them asks.
 ///
 /// # Errors
 /// As [`online`].
@@ -40,8 +40,8 @@ fn parse_list(list: &str) -> Option<Vec<u32>> {
     Some(numbers)
 }
 
-/// On which CPUs there are events. One that is switched off loses its event for good (`perf_event_exit_cpu` in Linux's
-/// `kernel/events/core.c`), and new ones want privileges that lj-trace has given up by then.
+/// The CPUs that have events. A CPU that goes offline loses its event for good (`perf_event_exit_cpu` in Linux's
+/// `kernel/events/core.c`), and a new event needs privileges that lj-trace has given up by then.
 #[derive(Debug)]
 pub struct Coverage {
     covered: BTreeSet<u32>,
@@ -49,17 +49,17 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// These have events.
+    /// These CPUs have events.
     pub fn of(cpus: impl IntoIterator<Item = u32>) -> Self {
         Self { covered: cpus.into_iter().collect(), told: BTreeSet::new() }
     }
 
-    /// How many have.
+    /// How many CPUs have events.
     pub fn count(&self) -> usize {
         self.covered.len()
     }
 
-    /// Those that are switched on now and have none, but for those that were told before.
+    /// The CPUs that are online now and have no events, except those that an earlier call has returned.
     pub fn look(&mut self, online: &[u32]) -> Vec<u32> {
         self.covered.retain(|cpu| online.contains(cpu));
         let without = online.iter().copied().filter(|cpu| !self.covered.contains(cpu));

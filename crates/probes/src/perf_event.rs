@@ -1,4 +1,4 @@
-//! Perf events on the threads of a process, or on CPUs; each runs a BPF program at every tick.
+//! Perf events on the threads of a process, or on CPUs. Each event runs a BPF program at every tick.
 
 use std::ffi::CStr;
 use std::io;
@@ -16,7 +16,7 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// A few words for people.
+    /// The clock's name in messages.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Cycles => "CPU cycles",
@@ -33,7 +33,7 @@ impl Clock {
     }
 }
 
-/// Opens an event of a clock on this thread and closes it again: can it be had at all?
+/// Opens an event of a clock on this thread and closes it again, to find out whether this machine allows it.
 ///
 /// # Errors
 /// Whatever `perf_event_open(2)` gives.
@@ -41,7 +41,7 @@ pub fn try_open(clock: Clock) -> io::Result<()> {
     open(&Attr::new(clock, 1), 0).map(drop)
 }
 
-/// The same on a CPU, for whoever runs there.
+/// Does the same for an event on a CPU, which counts whatever runs there. One CPU that allows it is enough.
 ///
 /// # Errors
 /// As [`try_open`].
@@ -64,7 +64,8 @@ pub struct Ticking {
 }
 
 impl Ticking {
-    /// Prepares it for so many ticks a second of its clock, as if that counted nanoseconds, on this thread.
+    /// Prepares an event on this thread that ticks `rate` times a second of its clock, as if the clock counted
+    /// nanoseconds.
     ///
     /// # Errors
     /// Whatever `perf_event_open(2)` gives.
@@ -72,7 +73,7 @@ impl Ticking {
         Self::on(clock, rate, 0)
     }
 
-    /// The same on the thread `tid`.
+    /// Does the same on the thread `tid`.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -82,7 +83,7 @@ impl Ticking {
         Ok(Self { event: open(&attr, tid as libc::pid_t)?, period: period.into() })
     }
 
-    /// Starts or stops it.
+    /// Starts or stops the event.
     ///
     /// # Errors
     /// Whatever `ioctl(2)` gives.
@@ -90,7 +91,7 @@ impl Ticking {
         enable(&self.event, on)
     }
 
-    /// How often it has ticked so far.
+    /// How many times the event has ticked so far.
     ///
     /// # Errors
     /// Whatever `read(2)` gives.
@@ -109,7 +110,7 @@ impl Ticking {
 pub struct Watching(OwnedFd);
 
 impl Watching {
-    /// One on the byte at `address`, which is off.
+    /// Opens a watchpoint on the byte at `address`. It is off until [`Self::enable`] starts it.
     ///
     /// # Errors
     /// As [`watch`].
@@ -117,7 +118,7 @@ impl Watching {
         open(&Attr::watchpoint(address), 0).map(Self)
     }
 
-    /// Starts or stops it.
+    /// Starts or stops the watchpoint.
     ///
     /// # Errors
     /// Whatever `ioctl(2)` gives.
@@ -126,7 +127,7 @@ impl Watching {
     }
 }
 
-/// Starts or stops a perf event, and those that threads have inherited from it.
+/// Starts or stops a perf event, together with the copies of it that threads have inherited.
 ///
 /// # Errors
 /// Whatever `ioctl(2)` gives.
@@ -142,7 +143,7 @@ pub fn enable(event: &OwnedFd, on: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// A perf event and the link that makes it run a program: closing either stops it.
+/// A perf event, and the link that makes the event run a program. Closing either of them stops the program.
 #[derive(Debug)]
 pub struct Attached {
     event: OwnedFd,
@@ -150,7 +151,7 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Starts it.
+    /// Starts the event.
     ///
     /// # Errors
     /// Whatever `ioctl(2)` gives.
@@ -158,7 +159,7 @@ impl Attached {
         enable(&self.event, true)
     }
 
-    /// Has it tick less often from now on, if it is on a CPU: each tick stands for `weight` ones of the rate.
+    /// Makes an event on a CPU tick less often from now on: each tick then stands for `weight` ticks at `rate`.
     ///
     /// # Errors
     /// Whatever `ioctl(2)` gives.
@@ -173,19 +174,21 @@ impl Attached {
         Ok(())
     }
 
-    /// Another descriptor of the event.
+    /// Duplicates the event's descriptor.
     ///
     /// # Errors
-    /// There are no more descriptors.
+    /// The process has no descriptors left.
     pub fn event(&self) -> io::Result<OwnedFd> {
         self.event.try_clone()
     }
 }
 
-/// Opens an event on a CPU that runs `program` `rate` times a second, whoever runs there, unless nobody does.
+/// Opens an event on a CPU that runs `program` `rate` times a second, for whatever thread runs there. An idle CPU does
+/// not tick.
 ///
-/// It ticks by the kernel's CPU clock: a cycle counter stands still while a CPU is idle, so that the kernel, which wants so many
-/// ticks a second from it, has it tick too often for what runs at last.
+/// The event uses the kernel's CPU clock, not the cycle counter. A cycle counter stands still while a CPU is idle. To
+/// reach the rate all the same, the kernel would shorten the period, and the next thread on that CPU would be sampled
+/// too often.
 ///
 /// # Errors
 /// Whatever `perf_event_open(2)` gives: `ENODEV` if there is no such CPU or it is switched off, `EACCES` without privileges.
@@ -196,7 +199,7 @@ pub fn attach_to_cpu(rate: u32, cpu: u32, program: BorrowedFd<'_>) -> io::Result
     Ok(Attached { event, _link: link })
 }
 
-/// Instead of a thread.
+/// The thread ID that stands for all threads.
 const EVERYBODY: libc::pid_t = -1;
 
 fn cpu_attr(rate: u32) -> Attr {
@@ -205,10 +208,10 @@ fn cpu_attr(rate: u32) -> Attr {
     Attr { flags: DISABLED | EXCLUDE_IDLE, sample_period, ..Attr::new(Clock::CpuClock, rate) }
 }
 
-/// Nanoseconds from one tick on a CPU to the next, where each stands for `weight` ticks of the rate.
+/// Nanoseconds from one tick on a CPU to the next, where each tick stands for `weight` ticks at `rate`.
 ///
-/// A thousandth more than the rate says: one of 250 or 1000 Hz would keep step with the timer by which the kernel gives CPUs to
-/// others, and see always the same of what happens between its ticks.
+/// The period is a thousandth longer than the rate asks for. At exactly 250 or 1000 Hz the ticks would keep step with
+/// the kernel's scheduler timer, and always hit the same point between two scheduler ticks.
 fn cpu_period(rate: u32, weight: u32) -> u64 {
     1_001_000_000 * u64::from(weight) / u64::from(rate.max(1))
 }
@@ -231,9 +234,10 @@ pub(super) fn open_for_tasks(cpu: u32) -> io::Result<OwnedFd> {
     open_on(&attr, EVERYBODY, cpu as libc::c_int)
 }
 
-/// Opens an event on thread `tid` that runs `program` `rate` times a second of the thread's CPU time, on this
-/// thread and on all threads that it starts later, once it is started. The program sees `cookie` on this thread, and 0 on those that
-/// inherit the event (`perf_event_alloc` in Linux's `kernel/events/core.c` copies the program alone).
+/// Opens an event on thread `tid` that runs `program` `rate` times a second of CPU time, on this thread and on all
+/// threads that it starts later. [`Attached::begin`] starts the event. The program sees `cookie` on this thread, and 0
+/// on threads that inherit the event (`perf_event_alloc` in Linux's `kernel/events/core.c` copies the program but not
+/// the cookie).
 ///
 /// # Errors
 /// Whatever `perf_event_open(2)` gives: `ESRCH` if the thread is gone, `EACCES` without privileges.
@@ -266,7 +270,7 @@ struct LinkAttr {
     cookie: u64,
 }
 
-/// Has a program run whenever the event occurs; it sees `cookie`. Closing what is returned ends that.
+/// Makes a program run whenever the event occurs; the program sees `cookie`. Closing the returned descriptor ends this.
 ///
 /// # Errors
 /// What bpf(2) says.
@@ -285,7 +289,7 @@ pub(super) fn link(program: BorrowedFd<'_>, event: &OwnedFd, cookie: u64) -> io:
     owned(fd)
 }
 
-/// `struct perf_event_attr` up to `PERF_ATTR_SIZE_VER5` (linux/perf_event.h): the part that is used here.
+/// The part of `struct perf_event_attr` that is used here: up to `PERF_ATTR_SIZE_VER5` (linux/perf_event.h).
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Attr {
@@ -299,11 +303,11 @@ pub(super) struct Attr {
     rest: [u64; 8],
 }
 
-/// Does not run before it is told to.
+/// The event stays off until it is enabled.
 const DISABLED: u64 = 1 << 0;
 
-/// Threads that are started later have it, too. Children that are processes of their own are not followed, and another
-/// program that the process executes is none of it (both since Linux 5.13).
+/// Threads that are started later inherit the event. Child processes do not, and the event ends when the process
+/// executes another program (both since Linux 5.13).
 const INHERITED: u64 = INHERIT | INHERIT_THREAD | REMOVE_ON_EXEC;
 const INHERIT: u64 = 1 << 1;
 const INHERIT_THREAD: u64 = 1 << 35;
@@ -344,7 +348,7 @@ impl Attr {
                 flags: flags | FREQ,
                 ..attr
             },
-            // A fixed period of the clock in nanoseconds: no settling time as with a frequency.
+            // A fixed period in nanoseconds: unlike a frequency, it needs no time to settle.
             Clock::CpuClock => Self {
                 kind: PERF_TYPE_SOFTWARE,
                 config: PERF_COUNT_SW_CPU_CLOCK,
@@ -355,17 +359,17 @@ impl Attr {
         }
     }
 
-    /// A probe on the instruction at an offset of a file, of events of the number `kind`.
+    /// A probe on the instruction at an offset of a file. `kind` is the number that perf has for uprobes.
     pub(super) fn probe(kind: u32, path: &CStr, offset: u64, on_return: bool) -> Self {
         let mut rest = [0; 8];
-        // `config1` and `config2`, which come after `wakeup_events` and `bp_type`.
+        // `config1` and `config2`, which come after `wakeup_events` and `bp_type` in `rest`.
         (rest[1], rest[2]) = (path.as_ptr() as u64, offset);
-        // Bit 0 says so (`format/retprobe`).
+        // Bit 0 makes it a return probe (`format/retprobe`).
         Self { kind, size: size_of::<Self>() as u32, config: u64::from(on_return), rest, ..Self::default() }
     }
 }
 
-/// Opens an event on a thread, or, if it is a probe, on the process that the thread belongs to.
+/// Opens an event on a thread; a probe is opened on the whole process that the thread belongs to.
 ///
 /// # Errors
 /// Whatever `perf_event_open(2)` gives.
@@ -384,10 +388,10 @@ fn open_on(attr: &Attr, tid: libc::pid_t, cpu: libc::c_int) -> io::Result<OwnedF
     owned(fd)
 }
 
-/// Takes the descriptor that a system call has just returned.
+/// Takes ownership of the descriptor that a system call has just returned.
 ///
 /// # Errors
-/// Why it has returned none.
+/// The system call failed: its `errno`.
 pub(super) fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
     match i32::try_from(result) {
         // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.

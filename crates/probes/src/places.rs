@@ -1,39 +1,40 @@
-//! Numbers processes where several share one set of programs.
+//! Assigns numbers to processes and VMs that share one set of programs.
 
 use std::collections::VecDeque;
 
 use lj_trace_common::config::MAX_PROCESSES;
 
-/// A VM of one of the processes.
+/// The process that a VM belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The number of the process.
     pub process: u32,
-    /// The VM's number among those of the process.
+    /// The VM's number within the process.
     pub vm: u32,
 }
 
-/// The numbers of processes and VMs. What was given back is given away last, since samples may be under way that have it.
+/// The numbers of processes and VMs. A freed number is reused as late as possible, because there may still be samples
+/// with it.
 #[derive(Debug)]
 pub struct Places {
     processes: VecDeque<u32>,
     vms: VecDeque<u32>,
-    /// By the VMs' numbers.
+    /// The owners, by VM number.
     owners: Vec<Option<Owner>>,
 }
 
 impl Places {
-    /// For so many VMs.
+    /// Numbers for this many VMs.
     pub fn new(vms: u32) -> Self {
         Self { processes: (0..MAX_PROCESSES).collect(), vms: (0..vms).collect(), owners: vec![None; vms as usize] }
     }
 
-    /// A number for one more process.
+    /// Takes a number for one more process.
     pub fn add_process(&mut self) -> Option<u32> {
         self.processes.pop_front()
     }
 
-    /// A process is not recorded any more: all that it has is free.
+    /// Frees all numbers of a process that is no longer recorded.
     pub fn remove_process(&mut self, process: u32) {
         for (index, owner) in (0..).zip(&mut self.owners) {
             if owner.take_if(|owner| owner.process == process).is_some() {
@@ -43,14 +44,14 @@ impl Places {
         self.processes.push_back(process);
     }
 
-    /// A number for one more VM.
+    /// Takes a number for one more VM.
     pub fn add_vm(&mut self, owner: Owner) -> Option<u32> {
         let index = self.vms.pop_front()?;
         self.owners[index as usize] = Some(owner);
         Some(index)
     }
 
-    /// Whose a VM's number is.
+    /// The owner of a VM's number.
     pub fn owner(&self, vm: u32) -> Option<Owner> {
         self.owners.get(vm as usize).copied().flatten()
     }

@@ -1,4 +1,4 @@
-//! Loads the BPF programs, tells them about the target's VMs, and reads what they have counted.
+//! Loads the BPF programs, tells them about the target's VMs, and reads their counters.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -27,30 +27,30 @@ pub use super::set::MORE_VMS;
 use super::set::{Set, SetKind, lock, map_mut, take_map};
 pub use super::wanted::Wanted;
 
-/// The programs as one process has them: alone, or together with others that are sampled.
+/// The programs as one process has them: for this process alone, or shared with other sampled processes.
 pub struct Programs {
     set: Arc<Set>,
     /// The number of the process in the set.
     process: u32,
-    /// The numbers of its VMs in the set, if that has other processes.
+    /// The numbers of its VMs in the set; [`None`] if the set is for this process alone.
     vms: Option<Vec<u32>>,
     counts: Counts,
     config: Config,
     mechanism: Mechanism,
-    /// The maps, for programs that aya cannot load.
+    /// The maps, by name, for programs that aya cannot load.
     pub(super) maps: Vec<(String, OwnedFd)>,
-    /// The process's number in the namespace of the events that it shares.
+    /// The process's number in the PID namespace of the shared events.
     id: u32,
-    /// Why there are no events on CPUs that it could share.
+    /// Why there are no events on CPUs to share.
     why_alone: Option<String>,
 }
 
-/// Keeps the programs, maps and events that processes share, though none of these is sampled at the moment: the next one does
-/// not wait for the kernel to verify them.
+/// Keeps the shared programs, maps and events loaded while no process is sampled, so that the next one need not wait
+/// for the kernel to verify them.
 pub struct KeptPrograms(#[expect(dead_code, reason = "it is only held")] Arc<Set>);
 
 impl Programs {
-    /// Prepares what is wanted for one process alone and tells it about its VMs.
+    /// Prepares the wanted programs for one process alone, and tells them about its VMs.
     ///
     /// # Errors
     /// [`ProbeError::NotPermitted`] without privileges, [`ProbeError::Refused`] on kernels that lack something.
@@ -59,20 +59,20 @@ impl Programs {
         Self::prepare_alone(wanted, vms).map_err(ProbeError::sort)
     }
 
-    /// Keeps what it shares with others; [`None`] if it shares nothing.
+    /// Keeps what this process shares with others; [`None`] if it shares nothing.
     pub fn keep(&self) -> Option<KeptPrograms> {
         self.vms.is_some().then(|| KeptPrograms(Arc::clone(&self.set)))
     }
 
-    /// Begins to load what [`join`](Self::join) is going to want, while the process is looked at.
+    /// Begins to load the programs that [`join`](Self::join) will want, while the caller still examines the process.
     pub fn load_ahead(wanted: Wanted, process: &Process, rate: u32) {
         if let Ok((namespace, _)) = number(process) {
             Set::load_ahead(wanted, kind(wanted, rate, namespace));
         }
     }
 
-    /// Prepares a sampler `rate` times a second, which `process` shares with all others that are sampled at this rate: the same
-    /// programs, maps and events on CPUs. Where the kernel has no such events it is as with [`Self::load`].
+    /// Prepares to sample `process` `rate` times a second. All processes that are sampled at this rate share the same
+    /// programs, maps and events on CPUs. Where the kernel has no such events, this does the same as [`Self::load`].
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -117,7 +117,7 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Makes the settings, and the first VMs, known.
+    /// Passes the settings and the first VMs to the programs.
     fn begin(&mut self, wanted: Wanted, vms: &[VmConfig]) -> anyhow::Result<()> {
         let config = Config {
             samples: u32::from(wanted.cpu || wanted.off_cpu || wanted.stack_every != 0),
@@ -139,33 +139,33 @@ impl Programs {
         Ok(())
     }
 
-    /// Its programs and maps.
+    /// The loaded programs and maps.
     pub(super) fn ebpf(&self) -> MutexGuard<'_, Ebpf> {
         self.set.ebpf()
     }
 
-    /// The set and the number of the process there, if others may share it.
+    /// The set, and the process's number in it, if other processes may share the set.
     pub(super) fn shared(&self) -> Option<(Arc<Set>, u32)> {
         self.vms.is_some().then(|| (self.set.clone(), self.process))
     }
 
-    /// The set, and the number of the process there.
+    /// The set, and the process's number in it.
     pub(super) fn set(&self) -> (Arc<Set>, u32) {
         (self.set.clone(), self.process)
     }
 
-    /// The events that it shares, its number in their namespace and in the set.
+    /// The shared events, the process's number in their PID namespace, and its number in the set.
     pub(super) fn shared_events(&self) -> Option<(Arc<Mutex<CpuEvents>>, u32, u32)> {
         let events = self.set.events.clone().filter(|_| self.vms.is_some())?;
         Some((events, self.id, self.process))
     }
 
-    /// Why there are no events on CPUs for it, if that was tried.
+    /// Why the process has no events on CPUs, if lj-trace tried to open them.
     pub(super) fn why_alone(&self) -> Option<&str> {
         self.why_alone.as_deref()
     }
 
-    /// The number in the set of the VM with this index; [`None`] if it has none.
+    /// The number, in the set, of the VM with this index; [`None`] if it has none.
     fn place(&self, index: u32) -> Option<u32> {
         match &self.vms {
             None => (index < self.set.vms).then_some(index),
@@ -173,13 +173,13 @@ impl Programs {
         }
     }
 
-    /// The index of the VM with this number in the set.
+    /// The index of the VM that has this number in the set.
     fn index(&self, place: u32) -> u32 {
         let owner = lock(&self.set.places).owner(place);
         owner.filter(|_| self.vms.is_some()).map_or(place, |owner| owner.vm)
     }
 
-    /// Makes room for the VM with this index; false if there is none.
+    /// Makes room for the VM with this index; false if the set is full.
     fn make_place(&mut self, index: u32) -> bool {
         let Some(vms) = &mut self.vms else { return index < self.set.vms };
         if (index as usize) < vms.len() {
@@ -192,12 +192,12 @@ impl Programs {
         })
     }
 
-    /// Does something with a map.
+    /// Calls `act` with the map of this name.
     fn with_map<T>(&self, name: &str, act: impl FnOnce(&mut Map) -> anyhow::Result<T>) -> anyhow::Result<T> {
         act(map_mut(&mut self.ebpf(), name)?)
     }
 
-    /// The same with the addresses of `global_State`s.
+    /// Calls `act` with the map that finds a VM by the address of its `global_State`.
     fn with_globals<T>(
         &self,
         act: impl FnOnce(&mut HashMap<&mut MapData, VmKey, u32>) -> Result<T, MapError>,
@@ -205,10 +205,10 @@ impl Programs {
         self.with_map("GLOBALS", |map| Ok(act(&mut map.try_into()?)?))
     }
 
-    /// Has the kernel load what is wanted, attaches nothing, and drops all of it.
+    /// Makes the kernel load the wanted programs, attaches nothing, and drops them again.
     ///
     /// # Errors
-    /// As [`Self::load`], with what the verifier says.
+    /// As [`Self::load`], with the verifier's message.
     pub fn try_load(wanted: Wanted) -> Result<(), ProbeError> {
         let programs = Self::load(wanted, &[])?;
         let uses = |name: &str| match name {
@@ -239,13 +239,13 @@ impl Programs {
         Ok(())
     }
 
-    /// Tells the programs more of a VM that they know already.
+    /// Updates what the programs know of a VM that they have already.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn update_vm(&mut self, index: u32, vm: &VmConfig) -> Result<(), ProbeError> {
         if self.place(index).is_none() {
-            // There was no room for it.
+            // There was no room for this VM.
             return Ok(());
         }
         self.set_vm(index, vm).map_err(ProbeError::sort)
@@ -271,15 +271,15 @@ impl Programs {
         Ok(())
     }
 
-    /// The index of the VM whose `global_State` is there, if the programs know it.
+    /// The index of the VM whose `global_State` is at this address, if the programs know it.
     pub fn index_of(&self, global: u64) -> Option<u32> {
         let key = VmKey::new(self.process, global);
         let place = self.with_globals(|globals| globals.get(&key, 0)).ok()?;
-        // Some numbers stand for no VM.
+        // Some numbers are markers and stand for no VM.
         Some(if place < self.set.vms { self.index(place) } else { place })
     }
 
-    /// The index of the VM that gives its allocator this data, or `SHARED_USER_DATA`.
+    /// The index of the VM that passes this `ud` to its allocator, or `SHARED_USER_DATA`.
     pub fn user_of(&self, data: u64) -> Option<u32> {
         let of_data = |map: &mut Map| Ok(HashMap::<_, u64, u32>::try_from(map)?.get(&data, 0)?);
         self.with_map("ALLOCATORS", of_data).ok()
@@ -291,7 +291,7 @@ impl Programs {
         self.with_map("VMS", |map| Ok(Array::<_, VmConfig>::try_from(map)?.get(&place, 0)?)).ok()
     }
 
-    /// One more kind of VMs that may come into being, if there is room for it ([`Self::set_templates`]).
+    /// Adds one more shape that new VMs may have, if there is room for it ([`Self::set_templates`]).
     pub(super) fn add_template(&mut self, size: u64, vm: u32) -> anyhow::Result<()> {
         if self.config.templates.iter().any(|template| template.size == size) {
             return Ok(());
@@ -303,7 +303,7 @@ impl Programs {
         })
     }
 
-    /// Says where requests are that coroutines serve.
+    /// Tells the programs how to find the request that a coroutine serves.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
@@ -311,7 +311,7 @@ impl Programs {
         self.change_config(|config| config.requests = layout).map_err(ProbeError::sort)
     }
 
-    /// Says where the main thread's stack began when the program was started.
+    /// Tells the programs where the main thread's stack began when the program was started.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
@@ -319,12 +319,12 @@ impl Programs {
         self.change_config(|config| config.stack_start = process.stack_start()).map_err(ProbeError::sort)
     }
 
-    /// Says where native stacks end, by page, or that this is not known any more.
+    /// Tells the programs, page by page, where native stacks end, or that this is no longer known.
     pub fn set_stack_ends(&mut self, ends: &[(u64, Option<StackEnd>)]) {
         if ends.is_empty() {
             return;
         }
-        // Where the kernel does not take it, samples take along more than they need.
+        // If the kernel refuses this, samples only copy more of the stack than they need.
         let _ = self.with_map("STACK_ENDS", |map| {
             let mut map = HashMap::<_, u64, StackEnd>::try_from(map)?;
             for (page, end) in ends {
@@ -337,8 +337,8 @@ impl Programs {
         });
     }
 
-    /// Says what VMs that come into being may look like: the size of their first block, and the index of a VM that is
-    /// laid out the same. The first [`TEMPLATES`] count.
+    /// Tells the programs what new VMs may look like: the size of their first block, and the index of a VM with the
+    /// same layout. The first [`TEMPLATES`] count.
     pub(super) fn set_templates(&mut self, sizes: impl IntoIterator<Item = (u64, u32)>) -> anyhow::Result<()> {
         let mut templates = [Template::default(); TEMPLATES];
         for (template, (size, vm)) in templates.iter_mut().zip(sizes) {
@@ -347,7 +347,7 @@ impl Programs {
         self.change_config(|config| config.templates = templates)
     }
 
-    /// The `global_State` of a VM that has come into being since, and the index of the VM that it is a copy of.
+    /// The `global_State` of a VM that was created during recording, and the index of the VM with the same layout.
     pub fn new_vm(&self, index: u32) -> Option<(u64, u32)> {
         let new = self.vm(index).filter(|new| new.global != 0)?;
         let of =
@@ -361,13 +361,13 @@ impl Programs {
         self.mechanism
     }
 
-    /// Whether some allocations carry their stack.
+    /// Whether some allocations carry a stack.
     pub(super) fn wants_allocation_stacks(&self) -> bool {
         self.config.stack_every != 0
     }
 
-    /// Tells the programs about a VM that was found while they run; returns its index, or [`None`] if they have no room
-    /// for more.
+    /// Tells the programs about a VM that was found while they run. Returns its index, or [`None`] if they have no room
+    /// for more VMs.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel takes none of it.
@@ -376,21 +376,21 @@ impl Programs {
         let Some(index) = self.claim_index() else { return Ok(None) };
         self.set_vm(index, vm).map_err(refused)?;
         if self.config.vms == 0 {
-            // It is the first one: from here on they look for Lua stacks.
+            // It is the first VM: from here on the programs look for Lua stacks.
             self.change_config(|config| config.vms = 1).map_err(refused)?;
         }
         Ok(Some(index))
     }
 
-    /// Has the programs know a VM no more: what runs in it counts as code of no VM from now on.
+    /// Makes the programs forget a VM. Samples in it then count as code outside any VM.
     pub fn forget_vm(&mut self, global: u64) {
         let key = VmKey::new(self.process, global);
-        // One that was forgotten already is as well.
+        // An error means that the VM was forgotten before.
         let _ = self.with_globals(|globals| globals.remove(&key));
     }
 
-    /// Whether another VM may get the index of one that is not there any more: not where the programs look for the kinds of VMs
-    /// that there are.
+    /// Whether a new VM may get the index of one that is gone. Not index 0, and not the index of a template: the
+    /// programs read the layouts of new VMs there.
     pub fn may_replace(&self, index: u32) -> bool {
         let is_template = |template: &Template| template.size != 0 && template.vm == index;
         index != 0
@@ -399,23 +399,23 @@ impl Programs {
             && !self.config.templates.iter().any(is_template)
     }
 
-    /// Lets VMs that come into being have the index of one that was closed, and of which nothing is under way any more.
+    /// Frees the index of a closed VM for new VMs, once no record of the closed one is left to process.
     pub fn release_vm(&mut self, index: u32) {
         if self.may_replace(index) {
-            // The queue has room for all of them.
+            // The queue has room for every index.
             let _ = self.with_map("FREE_VMS", |map| Ok(Queue::try_from(map)?.push(&index, 0)?));
         }
     }
 
-    /// What became of the calls of a VM's allocator so far.
+    /// How the calls of a VM's allocator have ended so far.
     pub fn tally(&self, index: u32) -> VmTally {
         let of_vm = |map: &mut Map| Ok(Array::<_, VmTally>::try_from(map)?.get(&index, 0)?);
         self.with_map("TALLIES", of_vm).unwrap_or_default()
     }
 
-    /// Forgets what data the VM of this index has given its allocator.
+    /// Forgets which `ud` the VM with this index passes to its allocator.
     pub fn forget_allocators(&mut self, index: u32) {
-        // Where the kernel does not take it, the next VM with the same data is known in its place.
+        // If the kernel refuses this, the programs take the next VM with the same `ud` for this one.
         let _ = self.try_to_forget_allocators(index);
     }
 
@@ -434,7 +434,7 @@ impl Programs {
         Ok(())
     }
 
-    /// An index that no VM has: the programs give them out themselves, too, where they probe allocators.
+    /// Takes an index that no VM has. The programs take indices as well, where they probe allocators.
     fn claim_index(&mut self) -> Option<u32> {
         if let Some(vms) = &self.vms {
             let next = u32::try_from(vms.len()).ok()?;
@@ -447,7 +447,8 @@ impl Programs {
         self.with_map("CONFIG", |map| Ok(Array::<_, Config>::try_from(map)?.get(&self.process, 0)?))
     }
 
-    /// Changes the settings of the running programs, which change some of them themselves.
+    /// Changes the settings of the running programs. The programs change some settings themselves, so this reads them
+    /// first.
     pub(super) fn change_config(&mut self, change: impl FnOnce(&mut Config)) -> anyhow::Result<()> {
         let mut config = self.read_config()?;
         change(&mut config);
@@ -456,7 +457,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Says for which VM an allocator with this data works.
+    /// Tells the programs which VM passes this `ud` to its allocator.
     pub(super) fn add_allocator(&mut self, data: u64, vm: u32) -> anyhow::Result<()> {
         self.with_map("ALLOCATORS", |map| Ok(HashMap::<_, u64, u32>::try_from(map)?.insert(&data, &vm, 0)?))?;
         self.change_config(|config| {
@@ -467,13 +468,13 @@ impl Programs {
         })
     }
 
-    /// The counters among these that have counted something, in words for people.
+    /// The counters among `counters` that are not 0, with their descriptions.
     pub fn counted(&self, counters: &[Counter]) -> Vec<(&'static str, u64)> {
         let counted = counters.iter().map(|&counter| (counter.describe(), self.count(counter)));
         counted.filter(|(_, count)| *count != 0).collect()
     }
 
-    /// Whether the maps of the programs can be used: some kernels want `CAP_BPF` even for those that are open.
+    /// Whether the maps of the programs can be used: some kernels want `CAP_BPF` even for maps that are open.
     pub fn are_in_reach(&self) -> bool {
         self.read_config().is_ok()
     }
@@ -483,13 +484,13 @@ impl Programs {
         self.counts.count(counter)
     }
 
-    /// The counters themselves.
+    /// All counters.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 }
 
-/// Whether time off the CPU can be recorded, if that is wanted.
+/// Checks that this processor can record what is wanted: on some it can record CPU time alone.
 fn check(wanted: Wanted) -> Result<(), ProbeError> {
     object::check_cpu_time()?;
     if !object::ALL_WORK && !wanted.is_cpu_time() {
@@ -498,7 +499,7 @@ fn check(wanted: Wanted) -> Result<(), ProbeError> {
     if wanted.off_cpu { off_cpu::check().map_err(ProbeError::NoOffCpu) } else { Ok(()) }
 }
 
-/// The set that this is wanted of.
+/// The kind of set that a recording needs.
 fn kind(wanted: Wanted, rate: u32, namespace: PidNamespace) -> SetKind {
     (wanted.cpu.then_some(rate), namespace, [wanted.off_cpu, wanted.turns])
 }
@@ -506,7 +507,7 @@ fn kind(wanted: Wanted, rate: u32, namespace: PidNamespace) -> SetKind {
 impl Drop for Programs {
     fn drop(&mut self) {
         let Some(vms) = self.vms.take() else { return };
-        // The maps are still the others'.
+        // Other processes still use these maps.
         for place in vms {
             let vm = self.with_map("VMS", |map| Ok(Array::<_, VmConfig>::try_from(map)?.get(&place, 0)?));
             if let Ok(vm) = vm {

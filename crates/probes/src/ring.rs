@@ -1,9 +1,9 @@
-//! A ring buffer of the kernel, emptied in time.
+//! A kernel ring buffer that is emptied in time.
 //!
-//! Whoever works the records off takes them at his own pace, and may be late: an output takes nothing, a trace takes long to
-//! read. So the programs wake a thread when the buffer becomes a quarter full (`probe-ebpf/src/wakeup.rs`), which moves what
-//! there is into memory. As long as nobody is late it sleeps. What there is no room for there either stays in the buffer;
-//! what that has no room for is lost, and counted where it happens, in the kernel.
+//! The consumer takes records at its own pace and may be late: an output may stall, or reading a trace may take long.
+//! So the programs wake a thread when the buffer is a quarter full (`probe-ebpf/src/wakeup.rs`), and this thread moves
+//! the records into memory. As long as the consumer keeps up, the thread sleeps. Once memory is full as well, records
+//! stay in the buffer. Once the buffer is full, the kernel drops records and counts each of them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,13 +16,13 @@ use lj_trace_process::privileges::{self, Capabilities};
 
 use super::set::lock;
 
-/// What may wait in memory, in bytes: twice what the largest buffer holds.
+/// How many bytes of records may wait in memory: twice the size of the largest buffer.
 const MOST_MOVED: usize = 32 << 20;
 
-/// What is moved before others may take something, in bytes.
+/// How many bytes to move before others may take the lock.
 const PIECE: usize = 64 << 10;
 
-/// How often it is looked whether there is room again, in milliseconds.
+/// While memory is full: how often to check whether there is room again, in milliseconds.
 const FULL: i32 = 20;
 
 /// Records, one after the other.
@@ -31,7 +31,7 @@ pub(super) struct Batch {
     bytes: Vec<u8>,
     /// Where each record ends.
     ends: Vec<usize>,
-    /// How many were taken.
+    /// How many records were taken.
     taken: usize,
 }
 
@@ -41,7 +41,7 @@ impl Batch {
         self.ends.push(self.bytes.len());
     }
 
-    /// The next record that was not taken.
+    /// The next record that was not taken yet.
     pub fn next(&mut self) -> Option<&[u8]> {
         let end = *self.ends.get(self.taken)?;
         let start = self.taken.checked_sub(1).map_or(0, |before| self.ends[before]);
@@ -61,7 +61,7 @@ impl Batch {
     }
 }
 
-/// A ring buffer, and what was moved out of it.
+/// A ring buffer, and the records that were moved out of it.
 pub(super) struct Ring {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -69,19 +69,19 @@ pub(super) struct Ring {
 
 struct Shared {
     state: Mutex<State>,
-    /// Becomes readable when the thread is to end.
+    /// An eventfd that becomes readable when the thread should end.
     end: OwnedFd,
 }
 
 struct State {
     ring: RingBuf<MapData>,
     moved: VecDeque<Batch>,
-    /// The bytes of all of these.
+    /// The total size of these batches, in bytes.
     bytes: usize,
 }
 
 impl Ring {
-    /// Begins to look after `ring`.
+    /// Starts the thread that looks after `ring`.
     ///
     /// # Errors
     /// The system has no more threads or descriptors.
@@ -95,21 +95,21 @@ impl Ring {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// That of a map.
+    /// The ring buffer of a map.
     ///
     /// # Errors
-    /// It is no ring buffer; or as [`Self::new`].
+    /// The map is no ring buffer; or as [`Self::new`].
     pub fn of_map(map: Map) -> anyhow::Result<Self> {
         Ok(Self::new(RingBuf::try_from(map)?)?)
     }
 
-    /// Takes the next record, into `batch`, which has no others; [`None`] if there is none.
+    /// Takes the next record into `batch`, which must have no records left; [`None`] if there is none.
     pub fn next<'a>(&self, batch: &'a mut Batch) -> Option<&'a [u8]> {
         self.take(batch, 1);
         batch.next()
     }
 
-    /// Takes the next records, up to `most`, in place of what is in `into`; false if there are none.
+    /// Replaces the content of `into` with the next records, up to `most`; false if there are none.
     pub fn take(&self, into: &mut Batch, most: usize) -> bool {
         into.clear();
         let mut state = lock(&self.shared.state);
@@ -127,7 +127,7 @@ impl Drop for Ring {
         let one = 1_u64;
         // SAFETY: `one` is eight readable bytes, and the descriptor is an event's. Writing 1 to it does not block.
         unsafe { libc::write(self.shared.end.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
-        // If it has panicked there is nothing to end.
+        // If the thread has panicked, there is nothing to end.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -147,7 +147,7 @@ impl State {
         record.map(|record| into.push(&record)).is_some()
     }
 
-    /// Moves a piece of what is in the buffer into memory; false if nothing is in it.
+    /// Moves one piece of the buffer's content into memory; false if the buffer is empty.
     fn move_some(&mut self) -> bool {
         let mut batch = Batch::default();
         while batch.bytes.len() < PIECE
@@ -165,7 +165,7 @@ impl State {
 }
 
 impl Shared {
-    /// What tells of the buffer's being a quarter full, and of the end.
+    /// An epoll file that reports when the buffer is a quarter full, and when the thread should end.
     fn epoll(&self) -> io::Result<OwnedFd> {
         // SAFETY: epoll_create1(2) takes a plain integer.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -175,7 +175,7 @@ impl Shared {
         // SAFETY: the kernel has just given us this descriptor, and nobody else closes it.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
         let ring = lock(&self.state).ring.as_fd().as_raw_fd();
-        // The edge alone: there is nearly always something in the buffer.
+        // Edge-triggered: the buffer is nearly never empty, so a level trigger would always fire.
         for (fd, events, data) in
             [(ring, libc::EPOLLIN | libc::EPOLLET, RING), (self.end.as_raw_fd(), libc::EPOLLIN, END)]
         {
@@ -188,9 +188,9 @@ impl Shared {
         Ok(epoll)
     }
 
-    /// The thread: moves what there is whenever the buffer is a quarter full, until the end.
+    /// The thread's main function: whenever the buffer is a quarter full, moves its content into memory, until the end.
     fn look_after(&self, epoll: &OwnedFd) {
-        // It began with all that lj-trace has, and needs none of it.
+        // The thread started with all of lj-trace's privileges, and needs none of them.
         let _ = privileges::keep_only(Capabilities::of(&[]));
         let mut is_full = false;
         loop {
@@ -209,7 +209,7 @@ impl Shared {
         }
     }
 
-    /// Moves what there is into memory, as far as there is room; whether there is none left.
+    /// Moves the buffer's content into memory, as far as there is room. Returns whether memory is full.
     fn relieve(&self) -> bool {
         loop {
             let mut state = lock(&self.state);

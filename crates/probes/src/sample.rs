@@ -1,4 +1,4 @@
-//! A CPU sample from the ring buffer, and what accompanies samples.
+//! CPU samples from the ring buffer, and the other records that come with them.
 
 use lj_trace_common::ends::{self, INNERMOST};
 use lj_trace_common::event::{FrameRecord, NO_VM, RecordKind, SampleHeader};
@@ -8,25 +8,25 @@ use lj_trace_common::turn::{EndedTurn, TURN_ENDED};
 
 use super::places::Places;
 
-/// What the sampler sends.
+/// A record from the sampler.
 #[expect(clippy::large_enum_variant, reason = "one exists at a time, and most are samples")]
 #[derive(Clone, Debug)]
 pub enum Record<'a> {
     /// A sample.
     Sample(Sample<'a>),
-    /// A piece of a trace that the next samples are in, and its bytes.
+    /// A piece of a trace that the next samples are in, with its bytes.
     Trace(TraceCopy, &'a [u8]),
-    /// A turn of an event loop has ended, and was too long. Its samples came before.
+    /// The end of a turn of an event loop that was too long. Its samples came before.
     Turn(EndedTurn),
 }
 
 impl<'a> Record<'a> {
-    /// Takes a record apart; [`None`] if its sizes do not add up.
+    /// Parses a record; [`None`] if its sizes do not add up.
     pub fn parse(record: &'a [u8]) -> Option<Self> {
         if record.first_chunk().is_some_and(|mark| u64::from_ne_bytes(*mark) == TRACE_COPY) {
             let (head, rest) = record.split_at_checked(size_of::<TraceCopy>())?;
             let head: TraceCopy = plain(head)?;
-            // The record is larger than its piece.
+            // The record is larger than the piece: the rest is unused.
             return Some(Self::Trace(head, rest.get(..usize::try_from(head.piece.size).ok()?)?));
         }
         if record.first_chunk().is_some_and(|mark| u64::from_ne_bytes(*mark) == TURN_ENDED) {
@@ -35,7 +35,7 @@ impl<'a> Record<'a> {
         Sample::parse(record).map(Self::Sample)
     }
 
-    /// For how many ticks of the clock it stands.
+    /// How many ticks of the clock the record stands for.
     pub fn weight(&self) -> u64 {
         match self {
             Self::Sample(sample) => sample.weight(),
@@ -44,7 +44,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The same with the numbers that its VMs have among those of the process; [`None`] if one of them is another's.
+    /// The same record, with VM numbers as its process counts them; [`None`] if a VM belongs to another process.
     pub(super) fn renumbered(mut self, process: u32, places: &Places) -> Option<Self> {
         let number = |vm: u32| places.owner(vm).filter(|owner| owner.process == process).map(|owner| owner.vm);
         match &mut self {
@@ -66,27 +66,26 @@ impl<'a> Record<'a> {
 /// One CPU sample. See [`SampleHeader`] for the shape of the record.
 #[derive(Clone, Debug)]
 pub struct Sample<'a> {
-    /// The fixed part.
+    /// The fixed part of the record.
     pub header: SampleHeader,
     /// The C stack from the stack pointer upward.
     pub stack: &'a [u8],
-    /// The Lua frames and the C frames between them, innermost first; where some are left out, a
-    /// [`LeftOut`](RecordKind::LeftOut) says how many. `header.inner_frames` counts these
-    /// records.
+    /// The Lua frames and the C frames between them, innermost first. Where frames are left out, a
+    /// [`LeftOut`](RecordKind::LeftOut) record gives their number. `header.inner_frames` counts these records.
     pub frames: Vec<FrameRecord>,
-    /// The Lua stack from `header.lua_copy_start`, where it was needed.
+    /// The Lua stack from `header.lua_copy_start`, where the reader needs it.
     pub lua_stack: &'a [u8],
-    /// The kernel's frames, innermost first, where they were asked for and it was in the kernel.
+    /// The kernel's frames, innermost first, if they were requested and the thread was in the kernel.
     pub kernel: Vec<u64>,
 }
 
 impl<'a> Sample<'a> {
-    /// For how many ticks of the clock it stands.
+    /// How many ticks of the clock the sample stands for.
     pub fn weight(&self) -> u64 {
         u64::from(self.header.weight.max(1))
     }
 
-    /// Takes a record apart; `None` if its sizes do not add up.
+    /// Parses a record; `None` if its sizes do not add up.
     pub fn parse(record: &'a [u8]) -> Option<Self> {
         let (header, rest) = record.split_at_checked(size_of::<SampleHeader>())?;
         let mut header: SampleHeader = plain(header)?;
@@ -104,7 +103,7 @@ impl<'a> Sample<'a> {
             frames.insert(INNERMOST as usize, FrameRecord::left_out(u64::from(left_out)));
             header.inner_frames = match header.inner_frames.checked_sub(INNERMOST) {
                 None => header.inner_frames,
-                // They end in what is left out, or after it.
+                // The innermost coroutine ends within the left-out frames, or after them.
                 Some(further) => INNERMOST + 1 + further.saturating_sub(header.left_out),
             };
         }

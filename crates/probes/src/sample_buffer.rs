@@ -1,4 +1,4 @@
-//! The buffer that samples come from: those of the clock and those of allocations.
+//! The buffer that delivers samples: those of the clock and those of allocations.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem::offset_of;
@@ -17,35 +17,37 @@ use super::ring::{Batch, Ring};
 use super::sample::{Record, plain};
 use super::set::{Set, lock, take_map};
 
-/// The samples that the programs have taken of one process.
+/// The samples of one process.
 pub struct SampleBuffer(Source);
 
 enum Source {
-    /// The set of programs is there for this process alone.
+    /// The set of programs serves this process alone.
     Own(Ring, Batch),
-    /// Others have samples in the same buffer. With the number of the process, and whether any of it wait.
+    /// Other processes have samples in the same buffer. The fields: the set, the process's number, whether any of its
+    /// samples wait.
     Shared(Arc<Set>, u32, Arc<AtomicBool>),
 }
 
-/// The buffer of several processes, and what was taken from it while it was another one's turn.
+/// The buffer of several processes, with the records that were read from it while another process's records were
+/// wanted.
 pub(super) struct SharedSamples {
     ring: Ring,
     waiting: HashMap<u32, Waiting>,
     batch: Batch,
 }
 
-/// Records of one process, as they came.
+/// The waiting records of one process, in their order.
 #[derive(Default)]
 struct Waiting {
     records: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Samples that there was no room for.
+    /// Samples that were dropped because there was no room.
     lost: u64,
-    /// Whether there are records: asked for much more often than they come.
+    /// Whether there are records. Readers ask this much more often than records come.
     has_some: Arc<AtomicBool>,
 }
 
-/// What may wait of one process, in bytes. It waits only as long as the others have their turn.
+/// How many bytes of records may wait for one process. They wait only while other processes are being read.
 const MOST_WAITING: usize = 4 << 20;
 
 impl SharedSamples {
@@ -53,16 +55,16 @@ impl SharedSamples {
         Self { ring, waiting: HashMap::new(), batch: Batch::default() }
     }
 
-    /// Begins with a process.
+    /// Starts collecting the records of a process.
     pub fn add(&mut self, process: u32) {
         self.waiting.insert(process, Waiting::default());
     }
 
-    /// Takes all that is in the buffer, and has it wait for whom it is of.
+    /// Empties the buffer, and lets each record wait for its process.
     fn hand_out(&mut self, places: &Mutex<Places>) {
         let Self { ring, waiting, batch } = self;
         while let Some(record) = ring.next(batch) {
-            // Not within the `if`, which would hold the lock.
+            // A separate statement: within the `if`, the lock would be held too long.
             let owner = process_of(record, &lock(places));
             if let Some(waiting) = owner.and_then(|owner| waiting.get_mut(&owner)) {
                 waiting.push(record);
@@ -70,7 +72,7 @@ impl SharedSamples {
         }
     }
 
-    /// Nobody asks for the samples of this process any more.
+    /// Drops the records of a process that nobody reads any more.
     pub fn remove(&mut self, process: u32) {
         self.waiting.remove(&process);
     }
@@ -79,7 +81,7 @@ impl SharedSamples {
 impl Waiting {
     fn push(&mut self, record: &[u8]) {
         if self.bytes + record.len() > MOST_WAITING {
-            // A trace that is missing is read from the process.
+            // A lost piece of a trace counts nothing: the agent reads that trace from the process.
             self.lost += Record::parse(record).map_or(0, |record| record.weight());
             return;
         }
@@ -99,7 +101,7 @@ impl Waiting {
 }
 
 impl SampleBuffer {
-    /// The buffer of these programs, which have one.
+    /// The sample buffer of these programs.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] if it was taken before.
@@ -113,7 +115,7 @@ impl SampleBuffer {
         buffer.map(|ring| Self(Source::Own(ring, Batch::default()))).map_err(ProbeError::sort)
     }
 
-    /// Calls `take` for every record that is ready, until it wants no more; whether all were taken.
+    /// Calls `take` for every record that is ready, until `take` breaks. Returns whether all records were taken.
     pub fn drain(&mut self, mut take: impl FnMut(Record<'_>) -> ControlFlow<()>) -> bool {
         match &mut self.0 {
             Source::Own(ring, batch) => {
@@ -128,8 +130,8 @@ impl SampleBuffer {
         }
     }
 
-    /// Whether anything waits since [`hand_out`](Self::hand_out), if the process shares the buffer with others; a buffer of its
-    /// own has to be drained to know.
+    /// Whether records wait since the last [`hand_out`](Self::hand_out), if the process shares the buffer with others.
+    /// A buffer of its own always may have some.
     pub fn may_have_some(&self) -> bool {
         match &self.0 {
             Source::Own(..) => true,
@@ -137,7 +139,7 @@ impl SampleBuffer {
         }
     }
 
-    /// Has all that is in a shared buffer wait for whom it is of.
+    /// Empties a shared buffer, and lets each record wait for its process.
     pub fn hand_out(&self) {
         if let Source::Shared(set, ..) = &self.0
             && let Some(samples) = &set.samples
@@ -146,12 +148,12 @@ impl SampleBuffer {
         }
     }
 
-    /// Whether both share one buffer.
+    /// Whether the two share one buffer.
     pub fn shares_with(&self, other: &Self) -> bool {
         matches!((&self.0, &other.0), (Source::Shared(one, ..), Source::Shared(other, ..)) if Arc::ptr_eq(one, other))
     }
 
-    /// Samples for which there was no room while other processes had their turn.
+    /// Samples that were dropped because too many waited while other processes were being read.
     pub fn lost(&self) -> u64 {
         let Source::Shared(set, process, _) = &self.0 else { return 0 };
         let samples = set.samples.as_ref().map(lock);
@@ -175,7 +177,7 @@ fn drain_shared(set: &Set, process: u32, mut take: impl FnMut(Record<'_>) -> Con
             continue;
         }
         let Some(record) = ring.next(batch) else { return true };
-        // Not within the `match`, which would hold the lock.
+        // A separate statement: within the `match`, the lock would be held too long.
         let own = process_of(record, &lock(&set.places));
         match own {
             Some(own) if own == process => {
@@ -183,7 +185,7 @@ fn drain_shared(set: &Set, process: u32, mut take: impl FnMut(Record<'_>) -> Con
                     return false;
                 }
             }
-            // One that is not recorded any more has nobody who waits for it.
+            // If the process is not recorded any more, its records are dropped.
             other => {
                 if let Some(waiting) = other.and_then(|other| waiting.get_mut(&other)) {
                     waiting.push(record);
@@ -193,7 +195,7 @@ fn drain_shared(set: &Set, process: u32, mut take: impl FnMut(Record<'_>) -> Con
     }
 }
 
-/// The number of the process that a record is of.
+/// The number of the process that a record belongs to.
 fn process_of(record: &[u8], places: &Places) -> Option<u32> {
     let word = |at: usize| record.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
     let is_trace = record.first_chunk().is_some_and(|mark| u64::from_ne_bytes(*mark) == TRACE_COPY);

@@ -23,23 +23,23 @@ pub struct Sampler {
     events: Events,
     clock: Clock,
     rate: u32,
-    /// How many ticks of that rate each sample stands for, as the program knows it.
+    /// How many ticks at `rate` each sample stands for, as the program knows it.
     weight: u32,
     timely: Option<Timely>,
     cpus: Option<usize>,
-    /// Why the events are not on CPUs, if they should be.
+    /// Why the events are on threads, if they were wanted on CPUs.
     why_threads: Option<String>,
 }
 
-/// What ticks.
+/// The events that tick.
 enum Events {
-    /// All CPUs do.
+    /// Events on all CPUs.
     OnCpus(Chosen),
-    /// The threads of the process do.
+    /// Events on the threads of the process.
     OnThreads(Vec<Attached>),
 }
 
-/// Where the events are to be.
+/// Where the events should be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum EventPlaces {
@@ -50,15 +50,15 @@ pub enum EventPlaces {
     Threads,
 }
 
-/// The program that takes whole samples.
+/// The program that takes full samples.
 const SAMPLE_CPU: &str = "sample_cpu";
 
-/// The program that tells what runs, and no more.
+/// The program that only records what runs.
 const SAMPLE_ACTIVITY: &str = "sample_activity";
 
 impl Sampler {
-    /// Prepares to sample all threads of `process`, those started later included, `rate` times a second of CPU
-    /// time each: [`Self::begin`] starts it.
+    /// Prepares to sample all threads of `process`, also those that start later, `rate` times a second of each thread's
+    /// CPU time. [`Self::begin`] starts it.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] by the kernel, [`ProbeError::Thread`] if a living thread cannot be sampled,
@@ -72,7 +72,7 @@ impl Sampler {
         Self::attach_program(programs, process, rate, SAMPLE_CPU, places)
     }
 
-    /// Starts samples that only tell what runs ([`super::activity`]).
+    /// Starts light samples, which only record what runs ([`super::activity`]).
     ///
     /// # Errors
     /// As [`Self::attach`].
@@ -128,7 +128,7 @@ impl Sampler {
         Ok(sampler)
     }
 
-    /// Starts it.
+    /// Starts sampling.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] by the kernel.
@@ -139,13 +139,13 @@ impl Sampler {
         }
     }
 
-    /// Goes on with the program that the process has executed since.
+    /// Continues after the process has executed another program.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] by the kernel.
     pub fn follow(&mut self, programs: &mut Programs, process: &Process) -> Result<(), ProbeError> {
         programs.change_config(|config| config.stack_start = process.stack_start()).map_err(ProbeError::sort)?;
-        // A process that executes another program is not sampled any more.
+        // Events on threads end when the process executes another program.
         if matches!(self.events, Events::OnThreads(_)) {
             self.events = Events::OnThreads(Vec::new());
             self.attach_threads(programs, process, self.rate)?;
@@ -153,18 +153,18 @@ impl Sampler {
         self.begin()
     }
 
-    /// The samples that it takes a second.
+    /// How many samples a second it takes now.
     pub fn rate(&self) -> f64 {
         f64::from(self.rate) / f64::from(self.weight)
     }
 
-    /// How many ticks of the rate that was asked for each sample stands for.
+    /// How many ticks at the original rate each sample stands for.
     pub fn weight(&self) -> u32 {
         self.weight
     }
 
-    /// Takes half as many samples a second from now on, each of which stands for twice as many ticks; false if they would be too
-    /// few to tell anything.
+    /// From now on takes half as many samples a second, each of which stands for twice as many ticks. False if the rate
+    /// would fall below `least`.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
@@ -174,14 +174,14 @@ impl Sampler {
         }
         match &self.events {
             Events::OnCpus(chosen) => chosen.slow_down(),
-            // Those that threads have inherited cannot be reached.
+            // Events that threads have inherited cannot be reached, so the program skips ticks instead.
             Events::OnThreads(_) => self.set_weight(programs, 2 * self.weight)?,
         }
         self.keep_up(programs)?;
         Ok(true)
     }
 
-    /// Has twice as many samples taken again, each of which counts for half as much; false if it was not slowed down.
+    /// Doubles the sampling rate again and halves the weight of each sample. False if sampling was not slowed down.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
@@ -197,8 +197,8 @@ impl Sampler {
         Ok(true)
     }
 
-    /// Tells the program what samples stand for, if other recordings have changed how often the events tick that they share; whether that
-    /// is so.
+    /// Tells the program the new weight of samples if other recordings, which share the events, have changed how often
+    /// they tick. Returns whether they have.
     ///
     /// # Errors
     /// As [`Self::slow_down`].
@@ -220,7 +220,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// Ends it at that moment, even if nobody detaches it then; and all that share its events.
+    /// Ends sampling at that moment, even if nobody detaches it then. This also ends it for all recordings that share
+    /// the events.
     ///
     /// # Errors
     /// The system has no more threads or descriptors.
@@ -231,14 +232,14 @@ impl Sampler {
         };
         self.timely = Some(Timely::at(when, move || {
             for event in &events {
-                // It is closed soon.
+                // An error does not matter: the event is closed soon.
                 let _ = perf_event::enable(event, false);
             }
         })?);
         Ok(())
     }
 
-    /// The CPUs that were switched on meanwhile, each once: what runs there is not sampled.
+    /// The CPUs that were switched on during recording, each reported once: what runs there is not sampled.
     pub fn new_cpus(&mut self) -> Vec<u32> {
         match &mut self.events {
             Events::OnCpus(chosen) => chosen.new_cpus(),
@@ -246,7 +247,7 @@ impl Sampler {
         }
     }
 
-    /// On how many CPUs there are events; [`None`] if they are on threads.
+    /// The number of CPUs that have events; [`None`] if the events are on threads.
     pub fn cpus(&self) -> Option<usize> {
         self.cpus
     }
@@ -256,7 +257,7 @@ impl Sampler {
         self.cpus.is_none().then_some((self.clock, self.rate))
     }
 
-    /// Why there are no events on CPUs, if there should be.
+    /// Why there are no events on CPUs, if they were wanted there.
     pub fn why_threads(&self) -> Option<&str> {
         self.why_threads.as_deref()
     }
@@ -264,9 +265,9 @@ impl Sampler {
     fn attach_threads(&mut self, programs: &mut Programs, process: &Process, rate: u32) -> Result<(), ProbeError> {
         let mut attached = HashSet::new();
         let refused = |error| ProbeError::sort(error);
-        // A thread that appears while this runs was started by one that had an event by then, and inherited it, or
-        // by one that had none yet. Nobody tells, so it gets one of its own, which the program ignores if the
-        // thread turns out to have inherited another.
+        // A thread that appears during this loop was started by a thread that already had an event, and inherited it;
+        // or by a thread that had none yet. lj-trace cannot tell which, so the new thread gets an event of its own. The
+        // program ignores that event if it finds that the thread has inherited one.
         for cookie in [0, LATE_EVENT, LATE_EVENT] {
             let new: Vec<u32> = process.threads()?.into_iter().filter(|tid| !attached.contains(tid)).collect();
             if new.is_empty() {
@@ -287,7 +288,7 @@ impl Sampler {
         Ok(())
     }
 
-    /// Attaches to one thread; false if it has exited.
+    /// Attaches to one thread; false if the thread has exited.
     fn attach_thread(&mut self, programs: &mut Programs, tid: u32, rate: u32, cookie: u64) -> Result<bool, ProbeError> {
         let refused = |error| ProbeError::sort(error);
         let mut ebpf = programs.ebpf();
@@ -310,7 +311,7 @@ impl Sampler {
         }
     }
 
-    /// Stops the clock: no sample is taken from here on.
+    /// Stops the clock: from here on no sample is taken.
     pub fn detach(&mut self) {
         self.timely = None;
         self.events = Events::OnThreads(Vec::new());

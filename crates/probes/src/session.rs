@@ -52,12 +52,12 @@ impl SessionProgram {
     }
 }
 
-/// Takes all other programs out: of these nothing is loaded, and not all of their maps are here.
+/// Removes all other programs: none of them is loaded, and not all of their maps are here.
 fn leave_only(object: &mut Object, program: &str) -> anyhow::Result<()> {
     let own = object.programs.get(program).with_context(|| format!("no program {program}"))?.function_key();
     let others: HashSet<_> = object.programs.values().map(|other| other.function_key()).collect();
     object.functions.retain(|key, _| *key == own || !others.contains(key));
-    // Calls are sought for every program that is still there.
+    // aya looks for the calls of every program that is still listed.
     object.programs.retain(|name, _| name == program);
     Ok(())
 }
@@ -65,13 +65,13 @@ fn leave_only(object: &mut Object, program: &str) -> anyhow::Result<()> {
 /// Whether the kernel has uprobe sessions.
 ///
 /// # Errors
-/// What it said when they were tried: `EINVAL` if it has none.
+/// The kernel refuses the trial: `EINVAL` if it has no sessions.
 pub fn try_session() -> io::Result<()> {
     /// `r0 = 0; exit`
     const NOTHING: [BpfInstruction; 2] = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
     let program = load("nothing", &NOTHING, c"GPL", Some(UprobeKind::Session))?;
-    // Older kernels load it as an ordinary program and refuse to attach it; newer ones look for the file first, and
-    // that is none.
+    // Older kernels load the program as an ordinary one and refuse to attach it. Newer kernels look for the file first,
+    // and find that it is none.
     match attach(program.as_fd(), c"/", &[0], &[0], 0, UprobeKind::Session) {
         Err(error) if error.raw_os_error() == Some(libc::EBADF) => Ok(()),
         Err(error) => Err(error),

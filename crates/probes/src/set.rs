@@ -1,4 +1,4 @@
-//! A set of programs and maps in the kernel: for one process, or for all that are sampled at one rate.
+//! A set of programs and maps in the kernel: for one process, or for all processes that are sampled at one rate.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -24,48 +24,48 @@ use super::{bpf_log, kernel_places, object};
 /// A loaded set of programs.
 pub(super) struct Set {
     ebpf: Mutex<Ebpf>,
-    /// What samplers count.
+    /// The sampler's counters.
     pub counts: Arc<SamplerCounts>,
-    /// CPUs that there may be.
+    /// The number of possible CPUs.
     pub cpus: u32,
-    /// How many VMs it has room for.
+    /// The number of VMs that the set has room for.
     pub vms: u32,
-    /// The events of all its processes, if it may have several.
+    /// The events of all its processes, if the set may have several.
     pub events: Option<Arc<Mutex<CpuEvents>>>,
-    /// Their samples.
+    /// The samples of all its processes, if the set may have several.
     pub samples: Option<Mutex<SharedSamples>>,
-    /// Their numbers, and those of their VMs.
+    /// The numbers of its processes and of their VMs.
     pub places: Mutex<Places>,
-    /// What sees the switches of all of them, once it is wanted.
+    /// The link of the program that sees context switches, once some process wants it.
     pub switches: Mutex<Option<BtfTracePointLink>>,
-    /// The same of waits for events.
+    /// The links of the programs that see waits for events, once some process wants them.
     pub loops: Mutex<LoopLinks>,
 }
 
-/// How many VMs that come into being while they are recorded are recorded at once, at most. Those that are closed leave
-/// their indices to others once their events are worked off: a program that makes one after the other, each for a
-/// millisecond, makes a dozen before the agent looks.
+/// How many VMs that appear during recording can be recorded at once, at most. A closed VM frees its index once the
+/// agent has processed its events. A program that creates VM after VM, each for a millisecond, creates a dozen before
+/// the agent looks.
 pub const MORE_VMS: u32 = 128;
 
-/// How many VMs there is room for at least, if processes may come.
+/// The least number of VMs to make room for, if processes may join.
 const LEAST_SHARED_VMS: u32 = 1024;
 
-/// Room for ten seconds of light samples of 3 threads.
+/// Room for ten seconds of light samples of 3 threads, in bytes.
 const ACTIVITY_BUFFER: u32 = 1 << 20;
 
-/// The smallest ring buffer: a page, which has 4 KiB to 64 KiB on arm64.
+/// The smallest ring buffer: a page, which is 4 KiB to 64 KiB on arm64.
 fn page() -> u32 {
     // SAFETY: it only asks for a constant of the system.
     u32::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(65_536)
 }
 
-/// Traces that are known of many processes.
+/// The number of traces to keep when many processes are recorded.
 const MANY_TRACES: u32 = 32_768;
 
-/// So many processes are many.
+/// More processes than this are many.
 const MANY_PROCESSES: u32 = 8;
 
-/// Maps that nobody uses in a set of samplers alone.
+/// Maps that a set without allocation probes does not use.
 const FOR_ALLOCATIONS: [&str; 12] = [
     "ALLOCATORS",
     "TALLIES",
@@ -81,24 +81,25 @@ const FOR_ALLOCATIONS: [&str; 12] = [
     "FOLLOWED",
 ];
 
-/// The smallest map that forgets what was not used for long.
+/// The smallest LRU map.
 const LEAST_LRU: u32 = 128;
 
-/// The rate of a set's events, if it has any; the namespace of the processes; whether time off the CPU is recorded, and whether
-/// turns of event loops are looked at.
+/// The rate of a set's events, if it has any; the PID namespace of its processes; whether it records time off the CPU,
+/// and whether it records turns of event loops.
 pub(super) type SetKind = (Option<u32>, PidNamespace, [bool; 2]);
 
-/// Why there are no events of a kind: where the kernel refuses them, the programs are not loaded again for each process.
+/// The kinds of sets whose events the kernel refuses, and why, so that the programs are not loaded again for each
+/// process.
 static REFUSED: Mutex<Vec<(SetKind, String)>> = Mutex::new(Vec::new());
 
-/// A set that is being loaded before it is asked for.
+/// A set that is loading before it is needed.
 static AHEAD: Mutex<Option<(SetKind, JoinHandle<anyhow::Result<Set>>)>> = Mutex::new(None);
 
-/// All that take one process more.
+/// All sets that other processes can join.
 static SHARED: Mutex<Vec<(SetKind, Weak<Set>)>> = Mutex::new(Vec::new());
 
 impl Set {
-    /// Loads the set for one process with so many VMs.
+    /// Loads the set for one process with this many VMs.
     ///
     /// # Errors
     /// The kernel refuses it, or this binary has no programs.
@@ -107,7 +108,8 @@ impl Set {
         Self::load_as(wanted, vms.saturating_add(MORE_VMS).min(room), 1)
     }
 
-    /// The set for this process and others: one that there is, or another one, with the events that all of them share.
+    /// Joins a set that this process shares with others: an existing set, or a new one. Its events are shared by all of
+    /// them.
     ///
     /// # Errors
     /// As [`Self::load`]; or the kernel refuses the events.
@@ -148,15 +150,16 @@ impl Set {
         Ok(set)
     }
 
-    /// Begins to load the set that is going to be asked for, in a thread of its own: the kernel takes 0.2 s to verify the
-    /// sampler, in which the process can be searched for its VMs. If it cannot be loaded whoever asks is told why.
+    /// Begins to load, on a thread of its own, the set that will be needed next. The kernel takes 0.2 s to verify the
+    /// sampler; meanwhile the agent can search the process for its VMs. If loading fails, the later request reports
+    /// why.
     pub fn load_ahead(wanted: Wanted, kind: SetKind) {
         let mut ahead = lock(&AHEAD);
         if ahead.as_ref().is_some_and(|(known, _)| *known == kind) {
             return;
         }
         let load = move || Self::load_shared(wanted, kind, LEAST_SHARED_VMS);
-        // Without a thread it is loaded when it is asked for.
+        // Without a thread, the set is loaded when it is requested.
         *ahead = thread::Builder::new().name("load".to_owned()).spawn(load).ok().map(|thread| (kind, thread));
     }
 
@@ -170,13 +173,13 @@ impl Set {
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| error)?;
         let mut loader = EbpfLoader::new();
         let has_stacks = wanted.stack_every != 0;
-        // One area a CPU for the sampler, one for the allocation probes, and one for threads that were off the CPU.
+        // One area per CPU for the sampler, one for the allocation probes, and one for threads that were off the CPU.
         let areas = if wanted.off_cpu { 3 } else { 1 + u32::from(has_stacks) };
         loader.map_max_entries("SCRATCH", areas * cpus.get());
         loader.map_max_entries("CONFIG", processes);
         loader.map_max_entries("SAMPLER_COUNTS", processes * COUNTERS);
         loader.map_max_entries("VMS", vms);
-        // Where there are several processes, their VMs get their numbers here.
+        // With several processes, user space numbers their VMs, and the programs need no free indices.
         loader.map_max_entries("FREE_VMS", if processes > 1 { 1 } else { vms });
         loader.map_max_entries("GLOBALS", vms.saturating_mul(2).max(VM_ENTRIES));
         let samples = if wanted.cpu || wanted.off_cpu || has_stacks { wanted.buffer() } else { page() };
@@ -184,7 +187,7 @@ impl Set {
         loader.map_max_entries("ALLOCATIONS", if wanted.memory { wanted.buffer() } else { page() });
         loader.map_max_entries("ACTIVITY", if wanted.activity { ACTIVITY_BUFFER } else { page() });
         if processes > 1 {
-            // Events on CPUs are not inherited.
+            // Events on CPUs are not inherited, so this map stays nearly empty.
             loader.map_max_entries("INHERITED", LEAST_LRU);
         }
         if wanted.processes > MANY_PROCESSES {
@@ -218,7 +221,7 @@ impl Set {
         Ok(Self { ebpf, counts, cpus: cpus.get(), vms, events: None, samples: None, places, switches, loops })
     }
 
-    /// Its programs and maps.
+    /// The loaded programs and maps.
     pub fn ebpf(&self) -> MutexGuard<'_, Ebpf> {
         lock(&self.ebpf)
     }
@@ -226,7 +229,7 @@ impl Set {
     /// The names and descriptors of all maps.
     ///
     /// # Errors
-    /// There are no more descriptors.
+    /// The process has no descriptors left.
     pub fn descriptors(&self) -> io::Result<Vec<(String, OwnedFd)>> {
         let of = |(name, map): (&str, &Map)| {
             let (Map::Array(data)
@@ -244,7 +247,7 @@ impl Set {
     }
 }
 
-/// Whoever has panicked has left nothing half done: each change is one call.
+/// Locks the mutex even if a thread has panicked with it: each change is one call, so none is left half done.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

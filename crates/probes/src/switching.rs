@@ -1,6 +1,7 @@
-//! Measures what an event on a thread costs at each context switch: its timer or counter is stopped when the thread leaves
-//! a CPU, and set anew when it comes back. That differs between machines and rates by an order of magnitude, so it is
-//! measured on two threads of lj-trace's own, which pass a token back and forth on one CPU, with events and without.
+//! Measures what an event on a thread costs at each context switch: the kernel stops its timer or counter when the
+//! thread leaves a CPU, and sets it anew when the thread returns. This cost differs between machines and rates by an
+//! order of magnitude. So lj-trace measures it on two threads of its own, which pass a token back and forth on one CPU,
+//! with events and without.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -11,18 +12,18 @@ use lj_trace_process::clocks::ClockId;
 
 use super::perf_event::{Clock, Ticking};
 
-/// Tokens at once, and how often that is compared.
+/// Tokens in a round, and the number of rounds.
 const TOKENS: u32 = 200;
 const ROUNDS: usize = 9;
 
-/// Ends the other thread.
+/// The byte that ends the other thread.
 const LAST: u8 = 0;
 const TOKEN: u8 = 1;
 
-/// What a context switch costs more, in seconds, where a thread has an event of this clock.
+/// The extra cost of a context switch, in seconds, if the thread has an event of this clock.
 ///
 /// # Errors
-/// The kernel has no events or no threads for us.
+/// The kernel gives lj-trace no events or no threads.
 pub fn armed(clock: Clock, rate: u32) -> io::Result<f64> {
     let (mut own, mut others) = UnixStream::pair()?;
     let (tell, told) = mpsc::channel();
@@ -40,7 +41,7 @@ pub fn armed(clock: Clock, rate: u32) -> io::Result<f64> {
     })?;
     let threads = [thread_id(), told.recv().map_err(io::Error::other)?];
     let measured = measure(clock, rate, threads, &mut own);
-    // It ends by that, or since this end is closed.
+    // The other thread ends by this byte, or because this end is closed.
     let _ = own.write_all(&[LAST]);
     drop(own);
     let _ = other.join();
@@ -87,7 +88,7 @@ fn current_cpu() -> usize {
     usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }
 
-/// Keeps this thread on a CPU, if that is possible: from one CPU to another the token is handed while one of them is idle.
+/// Keeps this thread on one CPU, if possible. On two CPUs, one would go idle at each hand-over.
 fn stay_on(cpu: usize) {
     // SAFETY: a zeroed set is an empty one, and the call reads no more than its size.
     unsafe {

@@ -1,4 +1,4 @@
-//! The processes whose switches and turns count: the table of them, and the filter before it.
+//! The processes whose context switches and turns are recorded: their table, and the filter in front of it.
 
 use aya::Ebpf;
 use aya::maps::{Array, HashMap};
@@ -9,25 +9,25 @@ use super::set::map_mut;
 const PROCESSES: &str = "OFF_CPU_PROCESSES";
 const FILTER: &str = "OFF_CPU_FILTER";
 
-/// Has a process count from now on.
+/// Starts recording a process.
 ///
 /// # Errors
-/// The kernel does not take it.
+/// The kernel refuses.
 pub(super) fn add(ebpf: &mut Ebpf, pid: u32, process: &OffCpuProcess) -> anyhow::Result<()> {
     HashMap::<_, u32, OffCpuProcess>::try_from(map_mut(ebpf, PROCESSES)?)?.insert(&pid, process, 0)?;
     write_filter(ebpf, pid)
 }
 
-/// Has a process count no more, if it did.
+/// Stops recording a process, if it was recorded.
 ///
 /// # Errors
-/// The kernel does not take it.
+/// The kernel refuses.
 pub(super) fn remove(ebpf: &mut Ebpf, pid: u32) -> anyhow::Result<()> {
     HashMap::<_, u32, OffCpuProcess>::try_from(map_mut(ebpf, PROCESSES)?)?.remove(&pid)?;
     write_filter(ebpf, pid)
 }
 
-/// Writes the word of the filter that has the bit of this process, as the table has it.
+/// Writes the filter word that contains this process's bit, according to the table.
 fn write_filter(ebpf: &mut Ebpf, pid: u32) -> anyhow::Result<()> {
     let word = filter_bit(pid).0;
     let processes = HashMap::<_, u32, OffCpuProcess>::try_from(map_mut(ebpf, PROCESSES)?)?;

@@ -1,4 +1,4 @@
-//! Ends sampling on time, however busy lj-trace is: on a loaded machine, one look at what was recorded may take seconds.
+//! Ends sampling on time, however busy lj-trace is: on a loaded machine, one pass over the records may take seconds.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
@@ -6,20 +6,20 @@ use std::time::Instant;
 
 use lj_trace_process::privileges;
 
-/// Something that ends at a certain moment. Dropping it calls that off.
+/// Something that ends at a certain moment. Dropping this cancels it.
 pub struct Timely {
     _wanted: Sender<()>,
 }
 
 impl Timely {
-    /// Has `end` called at `when`, in a thread of its own, without any privileges.
+    /// Calls `end` at `when`, on a thread of its own without privileges.
     ///
     /// # Errors
     /// The system has no more threads.
     pub fn at(when: Instant, end: impl FnOnce() + Send + 'static) -> std::io::Result<Self> {
         let (wanted, called_off) = mpsc::channel::<()>();
         let wait = move || {
-            // This thread began with all that lj-trace has. What ends takes none of it.
+            // The thread starts with all of lj-trace's privileges, and `end` needs none of them.
             let _ = privileges::give_up_all();
             let left = when.saturating_duration_since(Instant::now());
             if called_off.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {

@@ -1,5 +1,5 @@
-//! Keeps measurements of breakpoints and watchpoints on lj-trace itself from ending it: a trap that the kernel does not
-//! recognize as one of theirs becomes a SIGTRAP, which ends a process without a handler. On virtual machines that happens
+//! Keeps lj-trace alive while it measures breakpoints and watchpoints on itself. If the kernel does not recognize a
+//! trap as theirs, it sends a SIGTRAP, which ends a process without a handler. On virtual machines that happens
 //! ([`Harm::Ends`](super::harm::Harm::Ends)).
 
 use std::cell::Cell;
@@ -10,41 +10,42 @@ use lj_trace_process::Maps;
 
 use crate::arch::next_instruction;
 
-/// A SIGTRAP that has reached a thread.
+/// A SIGTRAP that a thread has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Trap {
     /// `si_code` of sigaction(2): `SI_KERNEL` (128) for a breakpoint, `TRAP_HWBKPT` (4) for a watchpoint, `TRAP_TRACE`
-    /// (2) for a single step, `TRAP_BRKPT` (1) for a trap that says nothing of itself.
+    /// (2) for a single step, `TRAP_BRKPT` (1) for a trap of unknown origin.
     code: i32,
-    /// The instruction that the thread goes on with.
+    /// The address of the instruction that the thread continues with.
     next: u64,
 }
 
-/// A trap of a probe or a watchpoint that the kernel took for somebody else's: elsewhere it would have ended the process.
+/// A trap of a probe or a watchpoint that the kernel did not recognize: it would have ended a process without a
+/// handler.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the kernel took a trap for somebody else's: SIGTRAP with code {code} before {place}")]
 struct Mistaken {
     /// As in [`Trap`].
     code: i32,
-    /// The instruction behind it: a place in a file, or an address.
+    /// The instruction after the trap: a place in a file, or an address.
     place: String,
 }
 
-/// Whether this is an error of [`survive`] that tells of a SIGTRAP.
+/// Whether this is an error of [`survive`] about a SIGTRAP.
 pub fn is_mistaken(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|error| error.is::<Mistaken>())
 }
 
 thread_local! {
-    /// What has reached this thread: [`None`] if it does not measure anything.
+    /// The trap that this thread has received; the outer [`None`] means that the thread measures nothing.
     static TRAPS: Cell<Option<Option<Trap>>> = const { Cell::new(None) };
 }
 
-/// Runs what measures traps of this thread. The instructions that they are on must be such that it does no harm to go on
-/// behind a trap.
+/// Runs `measure`, which may trap on this thread. The trapping instructions must be ones after which the thread can
+/// safely continue.
 ///
 /// # Errors
-/// Those of `measure`; a SIGTRAP, whatever `measure` says.
+/// Those of `measure`; or a SIGTRAP came, whatever `measure` returned.
 pub fn survive<T>(measure: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     static HANDLED: Once = Once::new();
     HANDLED.call_once(handle);
@@ -74,7 +75,7 @@ fn handle() {
     unsafe { libc::sigaction(libc::SIGTRAP, &raw const action, std::ptr::null_mut()) };
 }
 
-/// Takes the signal down; in a thread that measures nothing, it does what it does without a handler.
+/// Notes the signal. In a thread that measures nothing, the signal acts as if there were no handler.
 extern "C" fn trapped(signal: libc::c_int, info: *const libc::siginfo_t, context: *const libc::c_void) {
     if TRAPS.get().is_none() {
         // SAFETY: both are safe in a signal handler. The signal is blocked here and ends the process on the way out.

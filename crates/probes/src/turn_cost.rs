@@ -1,20 +1,20 @@
-//! Measures what the programs that see turns cost on this machine: on waits for events and on other system calls of lj-trace's
-//! own, before they are attached and after.
+//! Measures what the programs for turns cost on this machine: on waits for events and on other system calls of
+//! lj-trace's own, before the programs are attached and after.
 
 use lj_trace_common::off_cpu::OffCpuProcess;
 
 use super::calibrate::{CALLS, ROUNDS, median, thread_time};
 
-/// What looking at turns costs threads, in seconds, with the way into the programs and back.
+/// What recording turns costs threads, in seconds, including the way into the programs and back.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TurnCost {
     /// A turn: the end of a wait for events and the beginning of the next one.
     pub turn: f64,
-    /// Any system call of any process of the machine; 0 where the programs are at waits for events alone.
+    /// Any system call of any process on the machine; 0 if the programs are attached to waits for events only.
     pub call: f64,
 }
 
-/// What a wait and another system call take, in seconds.
+/// The time of a wait and of another system call, in seconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallTimes {
     wait: f64,
@@ -22,7 +22,7 @@ pub(super) struct CallTimes {
 }
 
 impl CallTimes {
-    /// Measures it: some milliseconds.
+    /// Measures both times; this takes some milliseconds.
     pub(super) fn measure() -> Self {
         // SAFETY: no files are polled, and it does not wait.
         let wait = || _ = unsafe { libc::poll(std::ptr::null_mut(), 0, 0) };
@@ -31,18 +31,18 @@ impl CallTimes {
         Self { wait: time(wait), other: time(other) }
     }
 
-    /// What these take more than `before`; `sees_all` is whether the programs are at all system calls.
+    /// The difference from `before`. `sees_all` says whether the programs are attached to all system calls.
     pub(super) fn since(self, before: Self, sees_all: bool) -> TurnCost {
         let call = if sees_all { (self.other - before.other).max(0.0) } else { 0.0 };
         TurnCost { turn: (self.wait - before.wait).max(0.0), call }
     }
 }
 
-/// What the programs are told of lj-trace itself, so that its waits are turns that nobody is told of.
+/// The entry for lj-trace itself while it measures: its waits are turns, but none of them is reported.
 pub(super) const OWN: OffCpuProcess =
     OffCpuProcess { began: 0, threshold: u64::MAX >> 1, over: u64::MAX, turn_after: u64::MAX, number: 0, reserved: 0 };
 
-/// How long a call takes, in seconds of CPU time.
+/// The time of a call, in seconds of CPU time.
 fn time(call: impl Fn()) -> f64 {
     let mut rounds = [0.0; ROUNDS];
     for round in &mut rounds {
@@ -63,7 +63,7 @@ mod tests {
         let cost = times(0.9, 0.5).since(times(0.4, 0.25), true);
         assert_eq!(cost, TurnCost { turn: 0.5, call: 0.25 });
         assert_eq!(times(0.9, 0.5).since(times(0.4, 0.25), false).call, 0.0);
-        // Chance makes no cost negative.
+        // Random variation must not make a cost negative.
         assert_eq!(times(0.3, 0.2).since(times(0.4, 0.25), true), TurnCost::default());
     }
 

@@ -22,49 +22,49 @@ use super::set::{Set, lock, map_mut};
 use super::switching_processes;
 use super::turn_cost::{CallTimes, OWN, TurnCost};
 
-/// Which turns are told, and what is taken of them. Times are in nanoseconds.
+/// Which turns are recorded, and what is recorded of them. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnLimits {
-    /// Turns that are not shorter.
+    /// Only turns at least this long are recorded.
     pub over: u64,
-    /// Samples and waits are taken once a turn has lasted for so long.
+    /// Samples and waits are recorded once a turn has lasted this long.
     pub after: u64,
-    /// Of waits that are shorter than this, some.
+    /// Waits shorter than this are sampled at random.
     pub wait: u64,
 }
 
 impl TurnLimits {
-    /// Those of turns that are not shorter than `over` nanoseconds.
+    /// The limits to record turns of at least `over` nanoseconds.
     pub fn over(over: u64) -> Self {
         const LEAST: u64 = 1_000_000;
         Self { over: over.max(1), after: (over / 4).max(LEAST), wait: LEAST }
     }
 }
 
-/// What is attached.
+/// A program that is attached.
 pub(super) enum LoopLink {
-    /// To the beginning of a system call.
+    /// At the entry of a system call.
     #[expect(dead_code, reason = "it is only held")]
     Begin(FEntryLink),
-    /// To its end.
+    /// At the return of a system call.
     #[expect(dead_code, reason = "it is only held")]
     End(FExitLink),
-    /// To all system calls.
+    /// At the return of all system calls.
     #[expect(dead_code, reason = "it is only held")]
     All(BtfTracePointLink),
-    /// To the end of threads.
+    /// At the exit of threads.
     #[expect(dead_code, reason = "it is only held")]
     Exit(BtfTracePointLink),
 }
 
-/// All that is attached of a set.
+/// Everything that a set has attached.
 #[derive(Default)]
 pub(super) struct LoopLinks {
     held: Vec<LoopLink>,
     cost: TurnCost,
 }
 
-/// A process whose turns are looked at, as long as this lives.
+/// A process whose turns are recorded as long as this value lives.
 pub struct Turns {
     set: Arc<Set>,
     pid: u32,
@@ -73,7 +73,7 @@ pub struct Turns {
     cost: TurnCost,
 }
 
-/// Whether they can be looked at from here.
+/// Checks that turns can be recorded from this PID namespace.
 ///
 /// # Errors
 /// They cannot, and why.
@@ -87,11 +87,12 @@ pub fn check() -> anyhow::Result<()> {
 }
 
 impl Turns {
-    /// Prepares to look at the turns of `process`: [`begin`](Self::begin) starts it. Ticks count only in turns from now on.
+    /// Prepares to record the turns of `process`: [`begin`](Self::begin) starts it. From now on, ticks count only
+    /// within turns.
     ///
     /// # Errors
-    /// [`ProbeError::NoTurns`] from within a PID namespace, [`ProbeError::Refused`] by the kernel: it has no types of its own
-    /// (BTF).
+    /// [`ProbeError::NoTurns`] from within a PID namespace, [`ProbeError::Refused`] if the kernel refuses or has no
+    /// BTF.
     pub fn attach(programs: &mut Programs, process: &Process, limits: TurnLimits) -> Result<Self, ProbeError> {
         check().map_err(ProbeError::NoTurns)?;
         let after = u32::try_from(limits.after / 1000).unwrap_or(u32::MAX).max(1);
@@ -103,7 +104,8 @@ impl Turns {
         Ok(own)
     }
 
-    /// Begins, at `now` in nanoseconds of `CLOCK_MONOTONIC`: a turn counts from the first return of a wait for events on.
+    /// Starts recording, at `now` in nanoseconds of `CLOCK_MONOTONIC`. A thread's first turn begins when a wait for
+    /// events first returns.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
@@ -115,12 +117,12 @@ impl Turns {
         switching_processes::add(&mut ebpf, self.pid, &process).map_err(ProbeError::sort)
     }
 
-    /// What a turn costs its thread here, and each system call of the machine.
+    /// What recording turns costs here: a thread for each turn, and the machine for each system call.
     pub fn cost(&self) -> TurnCost {
         self.cost
     }
 
-    /// How long the turns were that have ended so far.
+    /// The lengths of the turns that have ended so far.
     pub fn lengths(&self) -> TurnLengths {
         let mut ebpf = self.set.ebpf();
         let read = |ebpf: &mut Ebpf| {
@@ -130,12 +132,12 @@ impl Turns {
         read(&mut ebpf).unwrap_or(TurnLengths::EMPTY)
     }
 
-    /// Ends it: no turn ends or is told from here on.
+    /// Ends recording: no turn is recorded from here on.
     pub fn end(&self) {
         forget_process(&self.set, self.pid);
     }
 
-    /// The turns that have not ended at `now`, and are too long already.
+    /// The turns that have not ended at `now` but are already too long.
     pub fn under_way(&self, now: u64) -> Vec<EndedTurn> {
         let mut ebpf = self.set.ebpf();
         let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return Vec::new() };
@@ -163,7 +165,7 @@ impl Turns {
         before.into_iter().filter_map(of).filter(|turn| turn.length() >= self.limits.over).collect()
     }
 
-    /// Another process may have had the number.
+    /// Clears what another process with this number may have left.
     fn clear(&self) -> anyhow::Result<()> {
         let mut ebpf = self.set.ebpf();
         let mut map = Array::<_, TurnLengths>::try_from(map_mut(&mut ebpf, "TURN_LENGTHS")?)?;
@@ -171,11 +173,12 @@ impl Turns {
     }
 }
 
-/// For how many nanoseconds of its turn a thread has been off the CPU at `now`, and for how many it is not known whether it was:
-/// of a thread in this state, and what the kernel half knew of it before and after that was asked.
+/// For a thread in the middle of a turn: how many nanoseconds of the turn it has been off the CPU at `now`, and for how
+/// many nanoseconds this is unknown. `state` is the thread's state; `before` and `after` are what the BPF programs knew
+/// before and after the state was read.
 ///
-/// One that is off the CPU for the programs, and sleeps, has done so since then. One that runs or could may have been woken at
-/// any time, or have come back unseen.
+/// If the programs have the thread off the CPU and it sleeps, it has slept since then. If it runs or is runnable, it
+/// may have been woken at any time, or have returned unseen.
 fn off_now(before: &OffCpuThread, state: Option<char>, after: &OffCpuThread, now: u64) -> (u64, u64) {
     if after.since <= after.turn_began {
         return (0, 0);
@@ -192,9 +195,9 @@ impl Drop for Turns {
     }
 }
 
-/// Attaches the programs, unless they are: at the functions of the system calls, or where the kernel allows none there, at the
-/// tracepoints of all system calls, which costs each of them something. What that is measured on waits of lj-trace itself, as
-/// those of the process with this number.
+/// Attaches the programs, unless they are attached: at the functions of the system calls, or where the kernel does not
+/// allow that, at the tracepoints of all system calls, which makes each system call slower. Measures the cost on waits
+/// of lj-trace's own, which count as waits of the process with this number.
 fn attach_once(set: &Set, number: u32) -> anyhow::Result<TurnCost> {
     let mut links = lock(&set.loops);
     if !links.held.is_empty() {
@@ -217,10 +220,10 @@ fn attach_all(ebpf: &mut Ebpf) -> anyhow::Result<Vec<LoopLink>> {
     let mut links = Vec::new();
     for LoopWait { call, begins, ends } in LOOP_WAITS {
         let function = format!("{SYSTEM_CALL}{call}");
-        // An end without a beginning is ignored.
+        // The end goes first: the programs ignore an end without a beginning.
         let both = attach_end(ebpf, ends, &function, &types)
             .and_then(|end| Ok([end, attach_begin(ebpf, begins, &function, &types)?]));
-        // Newer ones are missing in older kernels.
+        // Older kernels lack the newer system calls.
         links.extend(both.into_iter().flatten());
     }
     if links.is_empty() {

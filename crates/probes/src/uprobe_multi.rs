@@ -7,17 +7,17 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 
 use super::perf_event::owned;
 
-/// An instruction (`struct bpf_insn`).
+/// A BPF instruction (`struct bpf_insn`).
 pub type BpfInstruction = [u8; 8];
 
-/// What calls a program.
+/// When a probe calls its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UprobeKind {
-    /// The instruction.
+    /// Before the instruction.
     Call,
-    /// The return of the function that the instruction is the first of.
+    /// At the return of the function that begins with the instruction.
     Return,
-    /// Both: at the call, the program says whether it wants the return (Linux 6.13).
+    /// At both: at the call, the program decides whether it wants the return (Linux 6.13).
     Session,
 }
 
@@ -30,12 +30,12 @@ impl UprobeKind {
         }
     }
 
-    /// A number for each.
+    /// A number for each kind.
     pub const fn number(self) -> u64 {
         self as u64
     }
 
-    /// The one of this number.
+    /// The kind with this number.
     pub const fn of_number(number: u64) -> Option<Self> {
         match number {
             0 => Some(Self::Call),
@@ -46,7 +46,7 @@ impl UprobeKind {
     }
 }
 
-/// `union bpf_attr` for `BPF_PROG_LOAD` (linux/bpf.h), as far as it is used.
+/// The part of `union bpf_attr` for `BPF_PROG_LOAD` that is used here (linux/bpf.h).
 #[repr(C)]
 #[derive(Default)]
 struct LoadAttr {
@@ -64,10 +64,10 @@ struct LoadAttr {
     attach_type: u32,
 }
 
-/// Loads a program for probes of this kind; none for perf events.
+/// Loads a program for probes of this kind, or for perf events if there is no kind.
 ///
 /// # Errors
-/// What bpf(2) says, with the last lines of the verifier.
+/// The kernel refuses: its error, with the last lines of the verifier.
 pub fn load(
     name: &str,
     instructions: &[BpfInstruction],
@@ -84,7 +84,7 @@ pub fn load(
         attach_type: kind.map_or(0, UprobeKind::attach_type),
         ..LoadAttr::default()
     };
-    // The kernel keeps 15 characters, and a NUL behind them.
+    // The kernel keeps 15 characters and a NUL after them.
     attr.name.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from);
     // SAFETY: `attr` has the size that is passed, and what it points to outlives the call.
     let try_to =
@@ -93,7 +93,7 @@ pub fn load(
         Err(error) => error,
         loaded => return loaded,
     };
-    // Once more, for what the verifier says.
+    // Loads it again to get the verifier's log.
     let mut log = vec![0_u8; 1 << 20];
     (attr.log_level, attr.log_size, attr.log) = (1, log.len() as u32, log.as_mut_ptr() as u64);
     let _ = try_to(&attr);
@@ -106,7 +106,7 @@ pub fn load(
     }
 }
 
-/// The same for `BPF_LINK_CREATE` of uprobes.
+/// The part of `union bpf_attr` for `BPF_LINK_CREATE` of uprobes.
 #[repr(C)]
 struct LinkAttr {
     program: u32,
@@ -123,8 +123,9 @@ struct LinkAttr {
     reserved: u32,
 }
 
-/// Attaches a program to instructions of a file, each given by its offset there and its cookie, in one process. Closing
-/// what is returned detaches it. It allocates nothing. Only [`guardian`](super::guardian) has this done.
+/// Attaches a program to instructions of a file in one process. Each instruction is given by its offset in the file and
+/// its cookie. Closing the returned descriptor detaches the program. This allocates nothing. Only
+/// [`guardian`](super::guardian) should call it.
 ///
 /// # Errors
 /// What bpf(2) says.

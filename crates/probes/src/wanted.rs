@@ -1,8 +1,8 @@
-//! Which of the programs a recording wants.
+//! Which of the programs a recording needs.
 
 use super::mechanism::Mechanism;
 
-/// Which of the programs a recording wants: the others are not loaded, and their buffers stay small.
+/// Which of the programs a recording needs. The others are not loaded, and their buffers stay small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The CPU sampler.
@@ -13,20 +13,20 @@ pub struct Wanted {
     pub turns: bool,
     /// The allocation probes.
     pub memory: bool,
-    /// Every allocation of this number carries its stack; 0 for none.
+    /// Every how many allocations one carries its stack; 0 for none.
     pub stack_every: u32,
-    /// Samples take the kernel's frames along.
+    /// Whether samples include the kernel's frames.
     pub kernel_frames: bool,
-    /// How the allocation probes are put on instructions.
+    /// How the kernel inserts the allocation probes.
     pub mechanism: Mechanism,
-    /// The light sampler, which says what runs.
+    /// The light sampler, which only records what runs.
     pub activity: bool,
     /// How many processes are recorded at once: they share the memory for buffers.
     pub processes: u32,
 }
 
 impl Wanted {
-    /// None of them, of one process.
+    /// No programs, for one process.
     pub fn nothing() -> Self {
         Self {
             cpu: false,
@@ -41,19 +41,19 @@ impl Wanted {
         }
     }
 
-    /// Whether a process can share the programs with others: there is nothing but samples of the clock and waits.
+    /// Whether a process can share the programs with others: it wants only samples of the clock and waits.
     pub fn may_share(self) -> bool {
         (self.cpu || self.off_cpu) && !self.memory && !self.activity && self.stack_every == 0
     }
 
-    /// Whether nothing but samples of the clock is wanted.
+    /// Whether only samples of the clock are wanted.
     pub fn is_cpu_time(self) -> bool {
         self.may_share() && !self.off_cpu && !self.turns
     }
 
-    /// The size of a ring buffer.
+    /// The size of a ring buffer, in bytes.
     pub(super) fn buffer(self) -> u32 {
-        /// What the object file has: for one process, or for all that share it.
+        /// The size in the object file: for one process, or for all processes that share the buffer.
         const ONE: u32 = 16 << 20;
         const LEAST: u32 = 1 << 20;
         if self.may_share() {

@@ -1,4 +1,4 @@
-//! Watchpoints on the collectors of some VMs, and the objects that are checked whenever one is hit.
+//! Watchpoints on the garbage collectors of some VMs, and the objects that the program checks at each hit.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd as _;
@@ -18,27 +18,27 @@ use super::perf_event::{self, Attached};
 use super::programs::{Counts, ProbeError, Programs};
 use super::set::take_map;
 
-/// How late the program may take note of a flip: some microseconds usually, but the host of a virtual machine may take the
-/// CPU away right between the write and the trap.
+/// How late the program may learn of a flip of the white: usually some microseconds, but the host of a virtual machine
+/// may take the CPU away right between the write and the trap.
 const LATENESS: Duration = Duration::from_millis(20);
 
-/// How often is looked meanwhile.
+/// How many times to check during that time.
 const WAITS: u32 = 100;
 
-/// Running watchpoints. Dropping this takes them away.
+/// Running watchpoints. Dropping this removes them.
 pub struct Watchpoints {
     memory: ProcessMemory,
     counts: Counts,
     watched: Array<MapData, Watched>,
     followed: Array<MapData, Followed>,
     end: Array<MapData, u32>,
-    /// How many VMs.
+    /// How many VMs are watched.
     vms: u32,
     _events: Vec<Attached>,
 }
 
 impl Watchpoints {
-    /// Watches the first of `vms`, as many as debug registers can, on all threads of their process.
+    /// Watches the first of `vms`, as many as there are debug registers, on all threads of their process.
     ///
     /// # Errors
     /// [`ProbeError`] if the kernel refuses: without privileges, where the machine has no debug registers, or where others
@@ -58,7 +58,7 @@ impl Watchpoints {
         let mut events = Vec::new();
         let mut attached = HashSet::new();
         loop {
-            // Those that appear meanwhile may have inherited a watchpoint: a second one does no harm.
+            // Threads that appear meanwhile may have inherited a watchpoint; a second one does no harm.
             let new: Vec<u32> = process.threads()?.into_iter().filter(|&tid| attached.insert(tid)).collect();
             if new.is_empty() {
                 break;
@@ -89,7 +89,7 @@ impl Watchpoints {
             _events: events,
         };
         for (index, currentwhite) in (0..).zip(addresses) {
-            // What is wrong with it, if it is flipped right now, is found when it is looked at for the first time.
+            // If the white flips at this very moment, the first check finds the difference.
             let white = watchpoints.memory.read::<u8>(currentwhite).map_or(0, |white| u32::from(white & WHITES));
             let watched = Watched { currentwhite, white, ..Watched::default() };
             watchpoints.watched.set(index, &watched, 0).map_err(ProbeError::sort)?;
@@ -97,22 +97,22 @@ impl Watchpoints {
         Ok(watchpoints)
     }
 
-    /// How many VMs are watched: those of the lowest numbers.
+    /// How many VMs are watched: those with the lowest indices.
     pub fn vms(&self) -> u32 {
         self.vms
     }
 
-    /// How often they were hit so far, and how many nanoseconds the program has taken at that.
+    /// How often the watchpoints were hit so far, and how many nanoseconds the program has spent on that.
     pub fn spent(&self) -> (u64, u64) {
         (self.counts.count(Counter::WatchpointHits), self.counts.count(Counter::WatchpointTime))
     }
 
-    /// What is known of a VM.
+    /// What the program knows of a VM.
     pub fn watched(&self, index: u32) -> Watched {
         self.watched.get(&index, 0).unwrap_or_default()
     }
 
-    /// Makes sure that a VM's white is what the program takes it for; `false` if it was not. Then a flip was missed.
+    /// Makes sure that the program knows a VM's current white. `false` if it did not, because it missed a flip.
     pub fn synchronize(&mut self, index: u32) -> bool {
         let settled = settle(
             || self.watched(index),
@@ -122,41 +122,42 @@ impl Watchpoints {
         match settled {
             Settled::Known => true,
             Settled::Missed(watched) => {
-                // The map is in reach as long as the programs are.
+                // The map can be used as long as the programs exist.
                 let _ = self.watched.set(index, &watched, 0);
                 false
             }
         }
     }
 
-    /// An object that is followed.
+    /// The object that is followed in this slot.
     pub fn followed(&self, slot: u32) -> Followed {
         self.followed.get(&slot, 0).unwrap_or_default()
     }
 
-    /// Follows another one in this place, or none.
+    /// Follows another object in this slot, or none.
     pub fn follow(&mut self, slot: u32, followed: Followed) {
         // As above.
         let _ = self.followed.set(slot, &followed, 0);
     }
 
-    /// Says how many places there are to look at.
+    /// Sets how many slots the program checks.
     pub fn set_end(&mut self, end: u32) {
         // As above.
         let _ = self.end.set(0, &end.min(MAX_FOLLOWED), 0);
     }
 }
 
-/// What is to be said of a VM's white.
+/// What the comparison of a VM's white found.
 #[derive(Debug, PartialEq, Eq)]
 enum Settled {
-    /// The program knows it.
+    /// The program knows the VM's white.
     Known,
-    /// The program has missed a flip: what it has to know.
+    /// The program has missed a flip. This is what it should know.
     Missed(Watched),
 }
 
-/// Compares the white that the program knows with the VM's, which is changed first: so it `wait`s for the program.
+/// Compares the white that the program knows with the VM's own. The VM changes first, so this `wait`s for the program
+/// to follow.
 fn settle(
     mut known: impl FnMut() -> Watched,
     mut white: impl FnMut(&Watched) -> Option<u32>,
@@ -164,7 +165,7 @@ fn settle(
 ) -> Settled {
     let first = known();
     for _ in 0..WAITS {
-        // Who cannot be read has exited.
+        // A process that cannot be read has exited.
         let Some(white) = white(&first) else { return Settled::Known };
         if first.white == white || known() != first {
             return Settled::Known;

@@ -1,5 +1,5 @@
-//! Allocation probes for short windows. Inserting them takes some 10 ms, of which the target notices only the end; once
-//! they are removed it is free within a millisecond, but the kernel blocks whoever removed them for some 20 to 70 ms.
+//! Allocation probes for short windows. Inserting them takes some 10 ms, of which the target notices only the end.
+//! Removing them frees the target within a millisecond, but the kernel blocks the remover for some 20 to 70 ms.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -13,7 +13,7 @@ use super::plan::function::AllocatorFunction;
 use super::session::SessionProgram;
 use super::uprobe_multi::UprobeKind;
 
-/// What opens windows.
+/// Opens windows.
 pub struct WindowOpener {
     pub(super) programs: WindowPrograms,
     pub(super) places: ProbedPlaces,
@@ -21,14 +21,14 @@ pub struct WindowOpener {
     pub(super) gate: Gate,
 }
 
-/// The allocators that windows probe: more may come while there are windows.
+/// The allocators that windows probe. More may be added while there are windows.
 pub(super) type ProbedPlaces = Arc<Mutex<Vec<ProbedFunction>>>;
 
 /// The programs that see calls and returns.
 pub(super) enum WindowPrograms {
-    /// One for both.
+    /// One program for both.
     Session(SessionProgram),
-    /// One each.
+    /// One program for each.
     Two { on_call: OwnedFd, on_return: OwnedFd },
 }
 
@@ -39,7 +39,7 @@ pub(super) struct ProbedFunction {
     pub(super) returns: Vec<(u64, u64)>,
 }
 
-/// The probes of a window: they are taken out when this is dropped, which takes its time.
+/// The probes of a window. Dropping this removes them, which takes a while.
 #[derive(Debug)]
 #[must_use]
 pub struct WindowProbes {
@@ -48,18 +48,18 @@ pub struct WindowProbes {
 
 impl Drop for WindowProbes {
     fn drop(&mut self) {
-        // All at once, since each takes its time.
+        // Release all first, so that they are removed in parallel: each removal takes a while.
         self.links.iter_mut().for_each(Held::release);
     }
 }
 
-/// The number of the window that comes after this one: never 0, which is that of probes that are always there.
+/// The number of the next window: never 0, which marks probes that are always there.
 pub const fn next_number(number: u32) -> u32 {
     if number + 1 < WINDOW_NUMBERS { number + 1 } else { 1 }
 }
 
 impl WindowOpener {
-    /// Puts in the probes of window `number`. Nothing that they see is an event before its gate is opened.
+    /// Inserts the probes of window `number`. What they see counts as events only once the gate is opened.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -91,12 +91,12 @@ impl WindowOpener {
         Ok(WindowProbes { links })
     }
 
-    /// How many allocators a window probes: a window that is open does not have those that came since.
+    /// How many allocators a window probes. A window that is already open does not probe later ones.
     pub fn allocators(&self) -> usize {
         self.places.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// The gate.
+    /// The gate, which decides which window's calls count as events.
     pub fn gate(&self) -> &Gate {
         &self.gate
     }

@@ -1,4 +1,4 @@
-//! The allocator of a running LuaJIT: found, and its probes planned.
+//! The allocator of a running LuaJIT: finds it, and plans its probes.
 //!
 //! The interpreter is `luajit`, or the one named by `$LUAJIT`.
 

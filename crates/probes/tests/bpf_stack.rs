@@ -1,5 +1,5 @@
-//! The BPF programs keep to the stack that kernels before Linux 6.13 have for a program, what it calls, and the callbacks of
-//! its loops together: the kernel of the tests may have one for each.
+//! The BPF programs keep to the stack limit of kernels before Linux 6.13, which holds for a program, the functions that
+//! it calls, and the callbacks of its loops together. The kernel of the tests may have a separate limit for each.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -12,11 +12,11 @@ use crate::{alone, skips};
 /// `MAX_BPF_STACK` (linux/filter.h).
 const LIMIT: u32 = 512;
 
-/// The kernel counts a function's part in steps: of 32 bytes up to Linux 6.6, of 16 since (`check_max_stack_depth` in
-/// `kernel/bpf/verifier.c`).
+/// The kernel rounds a function's stack up to multiples of 32 bytes up to Linux 6.6, of 16 since then
+/// (`check_max_stack_depth` in `kernel/bpf/verifier.c`).
 const STEP: u32 = 32;
 
-/// How much of the stack each function takes that begins at one of these instructions.
+/// The stack size of each function. `starts` are the functions' first instructions.
 fn depths(code: &[bpf_insn], starts: &BTreeSet<usize>) -> BTreeMap<usize, u32> {
     /// `dst = src` and `dst += imm`, in 64 bits.
     const MOVE: u8 = 0xbf;
@@ -24,7 +24,7 @@ fn depths(code: &[bpf_insn], starts: &BTreeSet<usize>) -> BTreeMap<usize, u32> {
     const FRAME: u8 = 10;
     let mut depths = BTreeMap::new();
     let mut start = 0;
-    // Registers that hold the frame's address.
+    // Registers that hold an address in the frame.
     let mut frames = HashSet::new();
     for (index, instruction) in code.iter().enumerate() {
         if starts.contains(&index) {
@@ -49,28 +49,28 @@ fn depths(code: &[bpf_insn], starts: &BTreeSet<usize>) -> BTreeMap<usize, u32> {
     depths
 }
 
-/// The program whose callback is run later, by itself, so that its stack is none of the program's.
+/// The program whose callback runs later, separately, so that the callback's stack does not add to the program's.
 const RUN_LATER: &str = "off_cpu_switch";
 
 /// A call with `BPF_PSEUDO_CALL`, an address with `BPF_PSEUDO_FUNC`.
 const CALL: (u8, u8) = (0x85, 1);
 const ADDRESS: (u8, u8) = (0x18, 4);
 
-/// The function that an instruction calls, or gives to a helper that does.
+/// The function that an instruction calls, or passes to a helper that calls it.
 fn callee(code: &[bpf_insn], index: usize) -> Option<usize> {
     let instruction = &code[index];
     let is_one = [CALL, ADDRESS].contains(&(instruction.code, instruction.src_reg()));
     is_one.then(|| index.checked_add_signed(instruction.imm as isize + 1)).flatten()
 }
 
-/// The most that the function at `start` takes with all that it calls.
+/// The stack size of the function at `start`, including everything that it calls.
 fn most(code: &[bpf_insn], depths: &BTreeMap<usize, u32>, start: usize) -> u32 {
     let callees = (start..end(code, depths, start)).filter_map(|index| callee(code, index));
     let of_callees = callees.map(|callee| most(code, depths, callee)).max().unwrap_or(0);
     depths[&start].max(1).next_multiple_of(STEP) + of_callees
 }
 
-/// The same where the callbacks of the function itself are run later: the most of it, and of each of these.
+/// The same for a program whose callbacks run later: the largest of its own size and of each callback's size.
 fn most_apart(code: &[bpf_insn], depths: &BTreeMap<usize, u32>, start: usize) -> u32 {
     let callees = || (start..end(code, depths, start)).filter_map(|index| Some((index, callee(code, index)?)));
     let is_later = |index: usize| (code[index].code, code[index].src_reg()) == ADDRESS;
@@ -81,7 +81,7 @@ fn most_apart(code: &[bpf_insn], depths: &BTreeMap<usize, u32>, start: usize) ->
     (depths[&start].max(1).next_multiple_of(STEP) + of(false)).max(of(true))
 }
 
-/// Where the function that begins at `start` ends.
+/// The end of the function that begins at `start`.
 fn end(code: &[bpf_insn], depths: &BTreeMap<usize, u32>, start: usize) -> usize {
     depths.range(start + 1..).next().map_or(code.len(), |(end, _)| *end)
 }

@@ -12,9 +12,9 @@ mod turns_generated;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Has a test run alone: several record what the threads of this very process do.
+/// Runs a test alone: several tests record what the threads of this process do.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    // One that has failed leaves nothing behind that another one needs.
+    // A failed test leaves nothing behind that another test depends on.
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }

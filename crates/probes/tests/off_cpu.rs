@@ -1,4 +1,4 @@
-//! The programs that record time off the CPU, in this kernel: on threads of this test that wait.
+//! The programs for time off the CPU in this kernel, with waiting threads of this test.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -87,12 +87,12 @@ fn waits_count_for_as_long_as_they_last() {
         }
     }
     assert!(taken.iter().filter(|(of, ..)| *of == tid).all(|(_, _, has_kernel)| *has_kernel));
-    // One threshold more or less, and what the clock itself takes.
+    // One threshold more or less, plus the time of the clock itself.
     assert!((of_sleeper as f64 - waited).abs() < 10e6 + 0.03 * waited, "{of_sleeper} of {waited}");
-    // It has ended, or is about to: its sum is the process's, or still its own.
+    // The thread has ended, or is about to: its sum belongs to the process, or still to the thread.
     let own = off.waited().get(&tid).map_or(0, |(_, time)| *time);
     assert!((programs.count(Counter::WaitTime) + own) as f64 > waited * 0.97, "{own}");
-    // The main thread of the test's process waits for this one, and did so before it began.
+    // The main thread of the test's process waits for this thread, and has done so since before recording began.
     let main = process.pid();
     let under_way = off.under_way().unwrap();
     let main = under_way.iter().find(|under_way| under_way.task.tid == main).unwrap();

@@ -1,4 +1,4 @@
-//! The programs that see turns of event loops, in this kernel: on a thread of this test that has one.
+//! The programs for turns of event loops in this kernel, with a thread of this test that has a loop.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -33,7 +33,7 @@ fn poll() {
     unsafe { libc::poll(std::ptr::null_mut(), 0, 1) };
 }
 
-/// From a place that is deeper on the stack: no wait of the loop.
+/// Polls from deeper on the stack: this wait does not belong to the loop.
 #[inline(never)]
 fn poll_deeper() -> u8 {
     let mut room = [0_u8; 4096];
@@ -69,7 +69,7 @@ fn each_turn_is_measured_and_long_ones_are_told() {
     waits.begin(now()).unwrap();
     turns.begin(now()).unwrap();
     sampler.begin().unwrap();
-    // Milliseconds on the CPU, and in a wait; whether it is in a wait with poll that is none of the loop's.
+    // Milliseconds on the CPU, milliseconds in a wait, and whether that is a poll that does not belong to the loop.
     let plan =
         [(0, 0, false), (30, 0, false), (5, 0, false), (0, 40, false), (15, 15, false), (0, 0, false), (25, 0, true)];
     let mut measured = Vec::new();
@@ -111,7 +111,7 @@ fn each_turn_is_measured_and_long_ones_are_told() {
         let turn = turn.unwrap_or_else(|| panic!("{began} to {ended} is not in {told:?}"));
         assert!(turn.length() - (ended - began) < 2 * MS, "{turn:?}: {began} to {ended}");
         let blocked = turn.waited - turn.preempted;
-        // On a busy machine it takes long until a thread that was woken up has a CPU: that belongs to its wait.
+        // On a busy machine, a thread that was woken may wait long for a CPU: that belongs to its wait.
         assert!(blocked + MS / 2 >= wait * MS, "{turn:?}: {wait} ms");
         assert!(turn.waited + MS / 2 >= wait * MS && turn.waited < turn.length(), "{turn:?}: {wait} ms");
         let seen = ticks.get(&turn.number).copied().unwrap_or(0) + waited.get(&turn.number).copied().unwrap_or(0);

@@ -1,8 +1,8 @@
-//! The programs that see turns of event loops, against generated loops of several threads of this test.
+//! The programs for turns of event loops, against generated loops on several threads of this test.
 //!
-//! Each turn is bounded from both sides by the test's own clock: it is at least as long as from behind the wait before it to the
-//! beginning of the one after it, and at most as long as from before the one to behind the other. However busy the machine is,
-//! what was told has to lie between.
+//! The test's own clock gives two bounds for each turn. The turn is at least as long as the time from after the wait
+//! before it to the beginning of the next wait. It is at most as long as the time from before the first wait to after
+//! the second. However busy the machine is, the reported length must be between the two.
 
 use std::ops::ControlFlow;
 use std::thread;
@@ -23,7 +23,7 @@ const OVER: u64 = 5 * MS;
 const THREADS: u64 = 4;
 const TURNS: usize = 60;
 
-/// Numbers that look random, the same each time.
+/// Pseudorandom numbers, the same each time.
 struct Numbers(u64);
 
 impl Numbers {
@@ -67,7 +67,7 @@ const WAITS: [Wait; 7] = [
     Wait::Pselect,
 ];
 
-/// Waits for so many milliseconds, for nothing.
+/// Waits this many milliseconds for events that never come.
 fn wait(how: Wait, file: i32, milliseconds: i64) {
     let mut events = [0_u8; 64];
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: milliseconds * 1_000_000 };
@@ -88,7 +88,7 @@ fn wait(how: Wait, file: i32, milliseconds: i64) {
     }
 }
 
-/// The resolver of the C library does it so: a wait within a turn, from deeper on the stack.
+/// A wait within a turn, from deeper on the stack, like those of the C library's resolver.
 #[inline(never)]
 fn wait_deeper(how: Wait, file: i32, milliseconds: i64) -> u8 {
     let mut room = [0_u8; 4096];
@@ -97,7 +97,7 @@ fn wait_deeper(how: Wait, file: i32, milliseconds: i64) -> u8 {
     std::hint::black_box(room)[7]
 }
 
-/// What is known of a turn: when it began and ended, each between two moments.
+/// What is known of a turn: the earliest and the latest moments at which it may have begun and ended.
 #[derive(Clone, Debug)]
 struct Turn {
     tid: u32,
@@ -106,7 +106,7 @@ struct Turn {
     /// What it did.
     #[expect(dead_code, reason = "it is shown where a test fails")]
     did: String,
-    /// For how many nanoseconds it slept.
+    /// How many nanoseconds it slept.
     slept: u64,
 }
 
@@ -125,7 +125,7 @@ impl Turn {
     }
 }
 
-/// Runs a loop; gives its turns.
+/// Runs a loop. Returns its turns.
 fn run(seed: u64) -> Vec<Turn> {
     let mut numbers = Numbers(seed);
     // SAFETY: it has no preconditions.
@@ -136,7 +136,7 @@ fn run(seed: u64) -> Vec<Turn> {
     let mut began: Option<([u64; 2], String, u64)> = None;
     for _ in 0..=TURNS {
         let before = now();
-        // Some are over at once: there were events.
+        // Some waits end at once, as if there were events.
         wait(how, file, numbers.below(2) as i64);
         let behind = now();
         if let Some((began, did, slept)) = began.take() {
@@ -185,7 +185,7 @@ fn all_long_turns_of_generated_loops_are_told_and_no_others() {
         skips::skip(&format!("{error:#}"));
         return;
     }
-    // Where waits are measured, and as on kernels that cannot.
+    // With waits measured, and without, as on kernels that cannot measure them.
     for off_cpu in [lj_trace_probes::off_cpu::check().is_ok(), false] {
         let wanted = Wanted { off_cpu, turns: true, ..Wanted::nothing() };
         let process = Process::open(std::process::id()).unwrap();
@@ -200,7 +200,7 @@ fn all_long_turns_of_generated_loops_are_told_and_no_others() {
         }
         turns.begin(now()).unwrap();
         let mut known = Vec::new();
-        // More than once: threads get the numbers of others that have ended.
+        // Several rounds: threads get the numbers of others that have ended.
         for round in 0..3 {
             let threads: Vec<_> = (0..THREADS).map(|seed| thread::spawn(move || run(100 * round + seed))).collect();
             for thread in threads {
@@ -214,7 +214,8 @@ fn all_long_turns_of_generated_loops_are_told_and_no_others() {
             }
             ControlFlow::Continue(())
         });
-        // Threads end in the middle of their last turn, of which the test knows nothing. What reads samples has turns as well.
+        // Threads end in the middle of their last turn, of which the test knows nothing. The thread that reads samples
+        // has turns as well.
         let has_loop = |tid: u32| known.iter().any(|turn| turn.tid == tid);
         told.retain(|turn| turn.exited == 0 && has_loop(turn.tid));
         for turn in known.iter().filter(|turn| turn.least() >= OVER) {
@@ -226,7 +227,8 @@ fn all_long_turns_of_generated_loops_are_told_and_no_others() {
             assert!(told.length() >= OVER && told.waited + told.unseen <= told.length(), "{told:?}");
             assert!(told.preempted <= told.waited, "{told:?}");
             assert!(off_cpu || told.waited == 0, "{told:?}");
-            // Between the timer's start and the switch the thread may lose its CPU to another virtual machine.
+            // Between the start of the timer and the context switch, the thread may lose its CPU to another virtual
+            // machine.
             assert!(!off_cpu || told.waited + told.unseen >= own[0].slept / 2, "{told:?}: {own:?}");
         }
         let lengths = turns.lengths();

@@ -1,22 +1,23 @@
-//! Whether a difference of two profiles may be chance: its standard error, from the numbers of samples.
+//! Whether a difference between two profiles may be chance: its standard error, from the numbers of samples.
 //!
-//! Samples are taken for independent, each in a function with that function's share as the probability: the binomial
-//! distribution. That holds for programs that do the same all the time. One that changes what it does every few seconds is
-//! sampled in clusters, and its shares vary more from one recording to the next than this says: that cannot be told from
-//! two recordings, so it is said beside the figures.
+//! This treats samples as independent: each falls into a function with a probability that is the function's share (the
+//! binomial distribution). That holds for programs that do the same all the time. A program that changes what it does
+//! every few seconds is sampled in clusters, and its shares vary more between recordings than these errors say. Two
+//! recordings cannot show that, so the outputs say it beside the figures.
 
 /// A share of all samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampled {
-    /// Samples that show it.
+    /// Samples that count for the share.
     pub hits: u64,
     /// All samples.
     pub all: u64,
 }
 
 impl Sampled {
-    /// The variance of the share. One hit and one miss are added (Agresti and Coull: *Approximate is better than "exact"
-    /// for interval estimation of binomial proportions*, 1998): what was seen never or always is not certain.
+    /// The variance of the share. One hit and one miss are added (Agresti and Coull: *Approximate is better than
+    /// "exact" for interval estimation of binomial proportions*, 1998), because a share that was seen never or always
+    /// is not certain.
     fn variance(self) -> f64 {
         let all = self.all as f64 + 2.0;
         let share = (self.hits as f64 + 1.0) / all;
@@ -29,10 +30,10 @@ impl Sampled {
     }
 }
 
-/// How many standard errors a change must have, so that among so many that are all chance one is as large in one of 20
-/// comparisons (Bonferroni's correction of the 95% interval).
+/// How many standard errors a change must have to be believed. If `compared` changes are all chance, one of them is as
+/// large as this in only one of 20 comparisons (Bonferroni's correction of the 95% interval).
 pub fn limit(compared: usize) -> f64 {
-    // Of both sides together, each has half.
+    // Both tails together have this probability, so each has half of it.
     let tail = 0.05 / 2.0 / compared.max(1) as f64;
     // Abramowitz and Stegun: *Handbook of Mathematical Functions*, 26.2.23; off by less than 0.00045.
     let t = (-2.0 * tail.ln()).sqrt();
@@ -40,9 +41,9 @@ pub fn limit(compared: usize) -> f64 {
         / (1.0 + 1.432_788 * t + 0.189_269 * t * t + 0.001_308 * t * t * t)
 }
 
-/// Whether the first of so many counts is really larger than the second, by the sign test: if both had the same share, each
-/// sample of either would be a toss of a coin. The chance of as many heads or more has Bonferroni's correction, as in
-/// [`limit`], since any of them could have come first.
+/// Whether the first of `compared` counts is really larger than the second, by the sign test: if both had the same
+/// share, each sample of either would be a coin toss. The probability of as many heads or more gets Bonferroni's
+/// correction, as in [`limit`], since any of the counts could have come first.
 pub fn leads(first: u64, second: u64, compared: usize) -> bool {
     let (first, second) = (first as f64, second as f64);
     let tosses = first + second;
@@ -50,12 +51,12 @@ pub fn leads(first: u64, second: u64, compared: usize) -> bool {
         return false;
     }
     let tail = 0.05 / 2.0 / compared.max(1) as f64;
-    /// From here on the normal distribution is close enough, with the correction of half a toss.
+    /// From here on the normal distribution is close enough, with a correction of half a toss.
     const MANY: f64 = 200.0;
     if tosses >= MANY {
         return (first - second - 1.0) / tosses.sqrt() > limit(compared);
     }
-    // The largest chances first: C(n, k) / 2^n.
+    // The largest probability first: C(n, k) / 2^n.
     let (mut chance, mut sum, mut heads) = (0.5_f64.powf(tosses), 0.0, tosses);
     while heads >= first {
         sum += chance;
@@ -65,7 +66,7 @@ pub fn leads(first: u64, second: u64, compared: usize) -> bool {
     sum < tail
 }
 
-/// By how much a share of so many samples may be off at most, in 19 of 20 cases: that of one half is the least certain.
+/// The largest error of a share of this many samples, in 19 of 20 cases: a share of one half is the least certain.
 pub fn largest_error(samples: u64) -> f64 {
     let half = Sampled { hits: samples / 2, all: samples };
     (limit(1) * half.variance().sqrt()).min(1.0)
@@ -101,7 +102,7 @@ mod tests {
         assert!(largest_error(0) > 0.5 && largest_error(0) <= 1.0);
     }
 
-    /// Functions that all have the same share: one is said to lead in at most one of 20 recordings.
+    /// All functions have the same share: the test may name a leader in at most one of 20 recordings.
     #[test]
     fn equals_rarely_lead() {
         let mut state = 7_u64;
@@ -118,7 +119,7 @@ mod tests {
                 hits.sort_unstable();
                 wrong += usize::from(leads(hits[functions - 1], hits[functions - 2], functions));
             }
-            // As above.
+            // 33: see `chance_is_rarely_taken_for_a_change`.
             assert!(wrong <= 33, "{wrong} of {RUNS} with {functions} functions and {samples} samples");
         }
     }
@@ -140,7 +141,7 @@ mod tests {
         assert!((long - 0.00707).abs() < 0.0001, "{long}");
     }
 
-    /// Two recordings of the same program: what is called a change is one in at most one of 20 cases.
+    /// Two recordings of the same program: in at most one of 20 cases may a difference be called a change.
     #[test]
     fn chance_is_rarely_taken_for_a_change() {
         let mut state = 1_u64;

@@ -12,10 +12,10 @@ use crate::model::Unit;
 use crate::{CpuProfile, Frame, Profile as _};
 
 const TOP: usize = 20;
-/// Room for a file and line, beside its code.
+/// The width of a file and line, beside its code.
 const PLACE_COLUMNS: usize = 40;
 
-/// Writes what a profile says: its VM states, its top functions, and what is missing from it.
+/// Writes the profile as text: its VM states, its top functions, and what is missing.
 ///
 /// # Errors
 /// The output cannot take the bytes.
@@ -34,7 +34,7 @@ pub fn write(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Resul
             }
         }
         if profile.unit == Unit::Samples {
-            // How much of the time it ran is not known here.
+            // The CPU use is not known here.
             let about =
                 CpuUse { room: Some(room), rate: profile.rate.unwrap_or(0), pid: profile.pid, ..CpuUse::default() };
             writeln!(out, "{}", cpu_sentence(&facts, &about))?;
@@ -51,7 +51,7 @@ pub fn write(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Resul
     Ok(())
 }
 
-/// States that mean the same to a reader, and what they mean.
+/// States that mean the same to a reader, with an explanation.
 const STATES: [(&str, &[VmState], &str); 7] = [
     ("compiled", &[VmState::Trace], "in JIT-compiled machine code: Lua at full speed"),
     ("interpreter", &[VmState::Interp, VmState::Lfunc], "in the interpreter: Lua code that is not compiled (yet)"),
@@ -78,9 +78,9 @@ fn write_states(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
     write!(out, "{table}")
 }
 
-/// The Lua functions, each with the C code that it calls: whoever wrote them knows no other.
+/// The Lua functions, each including the C code that it calls: authors of Lua code think in these.
 fn write_lua_functions(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
-    // By name: all samples, and those in JIT-compiled code.
+    // By name: all samples, and the samples in JIT-compiled code.
     let mut functions: HashMap<String, (u64, u64)> = HashMap::new();
     for (stack, count) in profile.stacks() {
         let mut inwards = stack.iter().rev().filter_map(|&id| profile.frame(id));
@@ -109,7 +109,7 @@ fn write_lua_functions(profile: &CpuProfile, room: Room, out: &mut dyn Write) ->
     writeln!(out, "{table}")
 }
 
-/// A function in the table: samples at whose leaf it is, and samples that have it anywhere.
+/// The cost of a function: samples with it at the leaf, and samples with it anywhere.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     own: u64,
@@ -119,7 +119,7 @@ struct Cost {
 }
 
 impl Cost {
-    /// Whether it mostly leads to Lua.
+    /// Whether most of its samples lead into Lua.
     fn is_leading(self) -> bool {
         self.leading > self.total / 2
     }
@@ -139,7 +139,8 @@ fn write_functions(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io:
     write_table((room, out), "Top functions by their time with all that they call", &functions, samples)
 }
 
-/// Makes one of the native functions that lead to Lua: `_start`, `main`, `lua_pcall` are in every stack and tell nothing.
+/// Merges the native functions that lead into Lua into one: `_start`, `main`, `lua_pcall` are in every stack and say
+/// nothing.
 fn with_prologue_as_one(profile: &CpuProfile, costs: HashMap<String, Cost>) -> Vec<(String, Cost)> {
     let (leading, mut functions): (Vec<_>, Vec<_>) = costs.into_iter().partition(|(_, cost)| cost.is_leading());
     if leading.len() < 2 {
@@ -154,7 +155,7 @@ fn with_prologue_as_one(profile: &CpuProfile, costs: HashMap<String, Cost>) -> V
         .map(|(id, _)| id)
         .collect();
     let mut all = Cost { own: leading.iter().map(|(_, cost)| cost.own).sum(), ..Cost::default() };
-    // The ends of the prologue that most samples have.
+    // The first and last function of the most common prologue.
     let (mut most, mut ends) = (0, None);
     for (stack, count) in profile.stacks() {
         let mut shown = stack.iter().filter(|id| is_leading.contains(id));
@@ -190,7 +191,7 @@ fn costs(profile: &CpuProfile) -> HashMap<String, Cost> {
                 cost.leading += if at < first_lua && matches!(frame, Frame::C { .. }) { count } else { 0 };
             }
         }
-        // A trace and the native frames of its code are no functions of their own.
+        // A trace, and the native frames of its code, are not functions of their own.
         let trace = frames.iter().position(|(frame, _)| matches!(frame, Frame::Trace { .. }));
         let leaf = trace.filter(|&at| at > 0).unwrap_or(frames.len());
         if let Some((_, name)) = leaf.checked_sub(1).and_then(|at| frames.get(at)) {
@@ -200,7 +201,7 @@ fn costs(profile: &CpuProfile) -> HashMap<String, Cost> {
     costs
 }
 
-/// The hottest lines: each sample counts for the line that its innermost Lua function was at, or is told to have none.
+/// The hottest lines: each sample counts for the line of its innermost Lua function, or as outside of Lua.
 fn write_lines(profile: &CpuProfile, facts: &CpuFacts, room: Room, out: &mut dyn Write) -> io::Result<()> {
     let is_line = |place: &LinePlace| matches!(place, LinePlace::Line { .. });
     if !facts.lines.iter().any(|(place, _)| is_line(place)) {
@@ -359,7 +360,7 @@ mod tests {
         for _ in 0..8 {
             profile.add(VmState::Lfunc, [c("_start"), c("main"), c("lua_pcall"), lua("hot", 5)]);
         }
-        // Calls back into Lua: it is no prologue.
+        // This stack calls back into Lua, so `lua_call` is not part of a prologue.
         let back = [c("_start"), c("main"), c("lua_pcall"), lua("sort", 1), c("lua_call"), lua("less", 5), c("memcmp")];
         profile.add(VmState::Cfunc, back);
         profile.add(VmState::Cfunc, [c("_start"), c("main"), c("poll")]);

@@ -1,4 +1,4 @@
-//! How frames are named, in every output of our own.
+//! The names of frames, in all of lj-trace's own outputs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,38 +10,38 @@ use lj_trace_text::untrusted::Untrusted;
 /// A frame of a stack, resolved as far as it can be.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Frame {
-    /// Not a function: the VM or the process that the rest of the stack belongs to, where a profile is of several.
+    /// Not a function: the VM or the process that the rest of the stack belongs to, if a profile covers several.
     Root {
         /// Its name: `VM 2`, `nginx (pid 4242)`.
         name: Arc<str>,
     },
-    /// A Lua function: `name@file.lua:LINE`, with the line where the function is defined; without the name where it
-    /// cannot be inferred; `main chunk@file.lua:0` for a main chunk.
+    /// A Lua function: `name@file.lua:LINE`, with the line where the function is defined. The name is missing if
+    /// lj-trace cannot infer it; a main chunk is `main chunk@file.lua:0`.
     Lua {
-        /// Its name, where it is defined.
+        /// Its name, if known.
         name: Option<Arc<str>>,
-        /// Its chunk as shown; see [`chunk_name`].
+        /// Its chunk as it is displayed; see [`chunk_name`].
         chunk: Arc<str>,
-        /// Line where it is defined; 0 for a main chunk.
+        /// The line where it is defined; 0 for a main chunk.
         first_line: u32,
-        /// Current line, where known. It is no part of the name.
+        /// The current line, if known. It is not part of the name.
         line: Option<u32>,
-        /// Whether it was compiled into a trace, which the name says by `_[j]` at its end.
+        /// Whether it was compiled into a trace; then its name ends in `_[j]`.
         compiled: bool,
     },
-    /// All functions of a file or chunk together, by its name as shown: `file.lua`.
+    /// All functions of a file or chunk together, by its displayed name: `file.lua`.
     Chunk {
         /// See [`chunk_name`].
         chunk: Arc<str>,
     },
     /// A line of Lua code: `file.lua:15`. The function it belongs to is the frame below it.
     Line {
-        /// Its chunk as shown; see [`chunk_name`].
+        /// Its chunk as it is displayed; see [`chunk_name`].
         chunk: Arc<str>,
         /// The line.
         line: u32,
     },
-    /// A function of the VM's library with an assembler part, by its library name: `string.gsub`.
+    /// A library function with an assembler part, by its library name: `string.gsub`.
     FastFunction {
         /// The name.
         name: Arc<str>,
@@ -50,7 +50,7 @@ pub enum Frame {
     C {
         /// The symbol, demangled.
         symbol: Arc<str>,
-        /// File name of the library or program, where known. It is no part of the name.
+        /// The file name of the library or program, if known. It is not part of the name.
         module: Option<Arc<str>>,
     },
     /// A function of the kernel: `symbol_[k]`. Or why a thread is off the CPU, in brackets: `[blocked: futex]`.
@@ -58,37 +58,38 @@ pub enum Frame {
         /// The symbol.
         symbol: Arc<str>,
     },
-    /// JIT-compiled code: `TRACE [7] started at @file.lua:12`, `TRACE [7]`, or `TRACE` where the number is not known.
-    /// The functions that it executes are frames of their own below it.
+    /// JIT-compiled code: `TRACE [7] started at @file.lua:12`, `TRACE [7]`, or `TRACE` if the number is not known. The
+    /// functions that the trace executes are frames of their own below it.
     Trace {
         /// The number of the trace.
         number: Option<u64>,
         /// Where it starts: `@file.lua:12`.
         start: Option<Arc<str>>,
     },
-    /// Not a function: what follows is the VM at work for itself, in this state (`[GC]`, `[JIT compiler]`).
+    /// Not a function: the VM works for itself in this state (`[GC]`, `[JIT compiler]`).
     Vm(VmState),
-    /// The VM at work for itself, in no known state: `INTERNAL`, as memprof calls it.
+    /// The VM works for itself, in an unknown state: `INTERNAL`, as memprof calls it.
     Internal,
-    /// Lua frames that are left out of a deep stack, with the native ones between them: `[1024 to 2047 Lua frames left out]`.
+    /// Lua frames that were left out of a deep stack, with the native frames between them: `[1024 to 2047 Lua frames
+    /// left out]`.
     LeftOut {
-        /// How many, rounded down to a power of two: one recursion shows the same stack at many depths, and would
-        /// show as many stacks if each had a name of its own.
+        /// How many frames, rounded down to a power of two. One recursion produces the same stack at many depths; exact
+        /// numbers would show each depth as a stack of its own.
         least: u64,
     },
-    /// In place of the innermost frames of stacks that were seen too rarely to have room for each: `[rare stacks]`.
+    /// Stands for the innermost frames of stacks that were too rare to keep: `[rare stacks]`.
     Rare,
-    /// What could not be resolved: `[unknown: reason]`.
+    /// A frame that could not be resolved: `[unknown: reason]`.
     Unresolved {
         /// Why not.
         reason: Arc<str>,
     },
 }
 
-/// What kind of code a frame is; each kind has a colour of its own in pictures.
+/// The kind of code that a frame is; each kind has its own colour in pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FrameKind {
-    /// No code: the VM or the process that code belongs to.
+    /// Not code: the VM or the process that the code belongs to.
     Root,
     /// Interpreted Lua code, and fast functions.
     Lua,
@@ -102,9 +103,9 @@ pub enum FrameKind {
     Gc,
     /// The JIT compiler.
     JitCompiler,
-    /// The VM, where it is not known which part of it.
+    /// The VM, if it is unknown which part of it.
     Vm,
-    /// Not known.
+    /// Unknown.
     Unresolved,
 }
 
@@ -122,7 +123,7 @@ impl Frame {
         self
     }
 
-    /// Why a thread is off the CPU: it waits for this, or else for nothing but a CPU.
+    /// The reason why a thread is off the CPU: it waits for `cause`, or, without a cause, only for a CPU.
     pub fn wait(cause: Option<&str>, detail: &str) -> Self {
         let symbol = match cause {
             Some(cause) => format!("{BLOCKED}{cause}{detail}]"),
@@ -131,7 +132,7 @@ impl Frame {
         Self::Kernel { symbol: symbol.into() }
     }
 
-    /// What a thread waits for, if this says why it is off the CPU: `futex`, or `CPU`.
+    /// What a thread waits for, if this frame is the reason why it is off the CPU: `futex`, or `CPU`.
     pub fn waits_for(&self) -> Option<&str> {
         let Self::Kernel { symbol } = self else { return None };
         if !is_wait(symbol) {
@@ -140,17 +141,18 @@ impl Frame {
         Some(symbol.strip_prefix(BLOCKED).and_then(|rest| rest.strip_suffix(']')).unwrap_or("CPU"))
     }
 
-    /// In place of so many frames.
+    /// The frame that stands for this many left-out frames.
     pub fn left_out(frames: u64) -> Self {
         Self::LeftOut { least: 1 << frames.max(1).ilog2() }
     }
 
-    /// The VM with this index, among several: `VM 1` for the first, as the numbers in the names of streams have it.
+    /// The VM with this index, among several: `VM 1` for the first, the same number as in names of stream files.
     pub fn vm(index: usize) -> Self {
         Self::Root { name: format!("VM {}", index + 1).into() }
     }
 
-    /// What the symbol of a stream stands for: a native function, or what has no address and was written as one.
+    /// The frame for a symbol of a stream: a native function, or a frame without an address that the stream has as a
+    /// symbol.
     pub fn of_symbol(name: &str) -> Self {
         if let Some(reason) = name.strip_prefix("[unknown").and_then(|rest| rest.strip_suffix(']')) {
             let reason = reason.strip_prefix(": ").filter(|reason| !reason.is_empty()).unwrap_or("no symbol");
@@ -180,7 +182,7 @@ impl Frame {
         }
     }
 
-    /// The file that the code is in, where it is known: that of a Lua chunk, or of a native function.
+    /// The file that the code is in, if known: that of a Lua chunk, or of a native function.
     pub fn file(&self) -> Option<&str> {
         match self {
             Self::Lua { chunk, .. } | Self::Chunk { chunk } | Self::Line { chunk, .. } => Some(chunk),
@@ -189,7 +191,7 @@ impl Frame {
         }
     }
 
-    /// How many bytes its names have.
+    /// How many bytes its names take.
     pub fn text_size(&self) -> usize {
         let size = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
         match self {
@@ -203,7 +205,7 @@ impl Frame {
         }
     }
 
-    /// The line where it begins.
+    /// The line where it is defined, if known.
     pub fn first_line(&self) -> Option<u32> {
         match self {
             Self::Lua { first_line, .. } => Some(*first_line),
@@ -272,22 +274,22 @@ impl fmt::Display for Frame {
     }
 }
 
-/// How the reasons of waits begin.
+/// How the frames of wait reasons begin.
 const BLOCKED: &str = "[blocked: ";
 const NO_CPU: &str = "[waiting for a CPU";
 
-/// Whether this is the reason why a thread is off the CPU, rather than a function's name.
+/// Whether this name is the reason of a wait, rather than a function's name.
 fn is_wait(name: &str) -> bool {
     (name.starts_with(BLOCKED) || name.starts_with(NO_CPU)) && name.ends_with(']')
 }
 
-/// How the mark of frames that are left out ends.
+/// How the frame for left-out frames ends.
 const LEFT_OUT: &str = " left out]";
 
-/// What stands for the innermost frames of rare stacks.
+/// The frame that stands for the innermost frames of rare stacks.
 const RARE: &str = "[rare stacks]";
 
-/// What the VM at work for itself reads.
+/// The frames for the VM's work for itself.
 const GC: &str = "[GC]";
 const JIT_COMPILER: &str = "[JIT compiler]";
 

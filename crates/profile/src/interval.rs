@@ -1,18 +1,18 @@
-//! What is handed on when a stretch of time has been recorded.
+//! What a recording passes on when a span of time is over.
 
 use std::time::SystemTime;
 
 use crate::model::Profile;
 use crate::{ProfileKind, Resource};
 
-/// What was recorded from one moment to another: a whole recording, or a piece of it.
+/// What was recorded between two moments: a whole recording, or a part of it.
 #[derive(Clone, Copy)]
 pub struct Interval<'a> {
     /// What it is a profile of.
     pub kind: ProfileKind,
-    /// The stacks, their weights and what they are labelled with; titles, losses.
+    /// The stacks with their weights and labels, the titles, the losses.
     pub profile: &'a dyn Profile,
-    /// The process, for whoever collects profiles of many; [`None`] if nobody does.
+    /// The process, for receivers with profiles of many processes; [`None`] if there is no such receiver.
     pub resource: Option<&'a Resource>,
     /// When it began.
     pub began: SystemTime,

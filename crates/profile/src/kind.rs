@@ -7,11 +7,11 @@ use std::fmt;
 pub enum ProfileKind {
     /// Where CPU time goes.
     Cpu,
-    /// What allocates memory.
+    /// Which code allocates memory.
     Allocations,
     /// Where threads are while they are off the CPU.
     OffCpu,
-    /// Both of a thread's time: on the CPU and off it.
+    /// All of a thread's time: on the CPU and off it.
     Wall,
     /// Where coroutines wait.
     Waits,
@@ -21,18 +21,18 @@ impl ProfileKind {
     /// All kinds.
     pub const ALL: [Self; 5] = [Self::Cpu, Self::Allocations, Self::OffCpu, Self::Wall, Self::Waits];
 
-    /// Whether it is of the time of threads.
+    /// Whether it measures the time of threads.
     pub fn is_time(self) -> bool {
         matches!(self, Self::Cpu | Self::OffCpu | Self::Wall)
     }
 
-    /// Whether there is a stream format for it.
+    /// Whether a stream format for it exists.
     pub fn has_stream(self) -> bool {
         matches!(self, Self::Cpu | Self::Allocations)
     }
 
-    /// The name of its stream format, which is in names of files too: `sysprof` or `memprof`, as Tarantool calls them. Those
-    /// that have no stream are only in names of files.
+    /// The name of its stream format, as Tarantool has it: `sysprof` or `memprof`. File names contain it. Kinds without
+    /// a stream use their name in file names only.
     pub fn stream(self) -> &'static str {
         match self {
             Self::Cpu => "sysprof",

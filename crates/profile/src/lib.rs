@@ -1,8 +1,8 @@
-//! What people read: profiles as text and in the formats of viewers.
+//! Profiles for people: as text, and in the formats of viewers.
 //!
-//! A [`CpuProfile`] and a [`MemoryProfile`] are filled by a live recording or from a stream ([`sysprof`],
-//! [`memprof`]), a [`WaitProfile`] by a live recording alone. All are [`Profile`]s, from which [`formats`] are written. [`mod@reference`] prints what the parsers
-//! of tarantool/luajit print.
+//! A live recording or a stream ([`sysprof`], [`memprof`]) fills a [`CpuProfile`] or a [`MemoryProfile`]; only a live
+//! recording fills a [`WaitProfile`]. All of them are [`Profile`]s, from which [`formats`] are written.
+//! [`mod@reference`] prints what the parsers of tarantool/luajit print.
 
 pub mod answer;
 pub mod chance;

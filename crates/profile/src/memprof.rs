@@ -1,16 +1,17 @@
-//! Reads memprof streams, ours or of Tarantool's in-process profiler, for whoever wants the events: a
-//! [`MemoryProfile`](super::MemoryProfile), the reference parser's [`ReferenceSummary`](super::reference::memprof::ReferenceSummary).
+//! Reads memprof streams of lj-trace or of Tarantool's in-process profiler, for all who need the events: a
+//! [`MemoryProfile`](super::MemoryProfile), the reference parser's
+//! [`ReferenceSummary`](super::reference::memprof::ReferenceSummary).
 
 use std::io::Read;
 
 use lj_trace_streams::memprof::Event;
 use lj_trace_streams::{MemprofReader, StreamError, Symbol};
 
-/// Hands out all events of a stream, the symbols of its start first. If the stream is cut off, the events are those
-/// before the cut, and the error is returned as the place of the cut.
+/// Passes on all events of a stream, beginning with the symbols at its start. If the stream is cut off, these are the
+/// events before the cut, and the returned error says where the cut is.
 ///
 /// # Errors
-/// What [`MemprofReader::next_event`] says, but for a cut.
+/// The errors of [`MemprofReader::next_event`], except for a cut.
 #[inline]
 pub fn read<R: Read>(
     symbols: Vec<Symbol>,
@@ -75,7 +76,7 @@ mod tests {
         folded::lines(profile).iter().map(weight).sum()
     }
 
-    /// The number that starts behind `mark`, if the line has one.
+    /// The number after `mark`, if the line has one.
     fn figure(line: &str, mark: &str) -> Option<u64> {
         let (_, rest) = line.rsplit_once(mark)?;
         rest[..rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len())].parse().ok()
@@ -98,7 +99,7 @@ mod tests {
     #[test]
     fn the_figures_of_each_source_are_those_of_the_reference_parser() {
         for (name, stream) in GOLDEN {
-            // The reference parser names a source by chunk and line, a stack by its leaf.
+            // The reference parser names a source by chunk and line; here its name is the leaf of the stack.
             let mut expected = BTreeMap::<String, u64>::new();
             for line in reference_text(stream, ReferenceOptions::default()).lines() {
                 let (Some(allocated), Some((source, _))) = (figure(line, "\t+"), line.rsplit_once(": ")) else {
@@ -112,7 +113,7 @@ mod tests {
         }
     }
 
-    /// The weights of all stacks with the same leaf together.
+    /// The summed weights of all stacks with the same leaf.
     fn by_leaf(profile: &MemoryProfile) -> BTreeMap<String, u64> {
         let mut weights = BTreeMap::new();
         for line in folded::lines(profile) {
@@ -123,14 +124,14 @@ mod tests {
         weights
     }
 
-    /// The leaf of our stack for a source as the reference parser names it.
+    /// The leaf of lj-trace's stack for a source that the reference parser names.
     fn leaf(source: &str) -> String {
         match source.split_once("] 0x") {
-            // Versions 1 and 2 show the address of a trace's machine code.
+            // Versions 1 and 2 show the address of the trace's machine code.
             Some((number, rest)) => {
                 format!("{number}]{}", rest.find(" started at ").map_or("", |at| &rest[at..]))
             }
-            // A prototype that the symbol table lacks; version 1 has no symbols for those that appear later.
+            // A prototype without a symbol: version 1 has no symbols for prototypes that appear later.
             None if source.starts_with("CFUNC 0x") => "[unknown: no symbol]".to_owned(),
             None => source.trim_start_matches(['@', '=']).to_owned(),
         }
@@ -140,7 +141,7 @@ mod tests {
     fn what_is_held_is_what_no_event_has_freed() {
         for (name, stream) in GOLDEN {
             let mut live = BTreeMap::new();
-            // Blocks from before the recording, which the reference parser never adds, but subtracts when they are
+            // Blocks from before the recording. The reference parser never adds them, but subtracts them when they are
             // reallocated again or freed.
             let mut adopted = 0;
             let mut summary = ReferenceSummary::new(each(stream, |_| {}));
@@ -167,7 +168,8 @@ mod tests {
     #[test]
     fn what_is_held_is_the_heap_summary_where_blocks_keep_their_source() {
         for (name, stream) in GOLDEN {
-            // The stream, but with each reallocation made by the source of the block, and no blocks from before.
+            // The stream, but with each reallocation attributed to the source of the block, and without blocks from
+            // before.
             let mut owners = BTreeMap::new();
             let mut events = Vec::new();
             each(stream, |event| {

@@ -13,8 +13,8 @@ use super::model::{FrameId, Labels, Measure, NativeModules, Point, Profile, Reco
 use super::source_code::SourceCode;
 use super::{Frame, cpu_text};
 
-/// Where CPU time went: samples by stack and by VM state, and what is missing. Or where memory was allocated, by the
-/// stacks of samples of the allocations.
+/// Where CPU time goes: samples by stack and by VM state, and what is missing. Or where memory is allocated: sampled
+/// allocations by stack.
 #[derive(Debug, Default)]
 pub struct CpuProfile {
     stacks: StackTable,
@@ -24,39 +24,39 @@ pub struct CpuProfile {
     left_out: BTreeMap<u64, u64>,
     scratch: Vec<FrameId>,
     timeline: Option<Timeline>,
-    /// The files that native code is in, where they are known.
+    /// The files that native code is in, if known.
     pub modules: NativeModules,
-    /// What was measured, as a title: a command line, a pid, a file.
+    /// What was profiled, as a title: a command line, a pid, a file.
     pub title: String,
-    /// The process, where it is known.
+    /// The process, if known.
     pub pid: Option<u32>,
-    /// When it was recorded, if a stream tells it.
+    /// When it was recorded, if a stream says so.
     pub recorded: Option<Recorded>,
-    /// Samples a second, where known.
+    /// Samples a second, if known.
     pub rate: Option<u32>,
     /// What is counted: samples, bytes of memory, or nanoseconds.
     pub unit: Unit,
-    /// Of nanoseconds: whether those on the CPU are among them, beside those off it.
+    /// For nanoseconds: whether the profile has time on the CPU beside time off the CPU.
     pub has_cpu_time: bool,
-    /// Where the Lua code can be read.
+    /// Where to read the Lua code.
     pub sources: SourceCode,
 }
 
-/// What is known of a sample besides its frames.
+/// What is known of a sample apart from its frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SampleInfo {
     /// What the VM was doing.
     pub state: VmState,
-    /// The thread and the trace; the state is put in.
+    /// The thread and the trace; the profile fills in the state.
     pub labels: Labels,
-    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When it was taken, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: Option<u64>,
-    /// How much it counts: samples, or objects and bytes.
+    /// How much it counts: the first is samples or objects, the second bytes or nanoseconds.
     pub weights: [u64; 2],
 }
 
 impl SampleInfo {
-    /// A single sample, of which nothing is known but the state.
+    /// A single sample with nothing known but its state.
     pub fn new(state: VmState) -> Self {
         Self { state, labels: Labels::default(), time: None, weights: [1, 0] }
     }
@@ -70,21 +70,20 @@ impl CpuProfile {
 
     /// Counts one sample. `frames` are root first.
     ///
-    /// What a state means is added as a frame of its own where the stack does not have it: `[GC]` or `[JIT compiler]`
-    /// above the Lua frames in the states of these two, `TRACE` at the leaf of a sample in JIT-compiled code that does
-    /// not say which trace.
+    /// If the stack does not show the state itself, this adds a frame for it: `[GC]` or `[JIT compiler]` above the Lua
+    /// frames in these two states, and `TRACE` at the leaf of a sample in JIT-compiled code whose trace is unknown.
     pub fn add(&mut self, vmstate: VmState, frames: impl IntoIterator<Item = Frame>) {
         self.add_sample(SampleInfo::new(vmstate), frames);
     }
 
-    /// Counts a sample of which more is known; otherwise as [`add`](Self::add).
+    /// Counts a sample with more details; otherwise like [`add`](Self::add).
     pub fn add_sample(&mut self, info: SampleInfo, frames: impl IntoIterator<Item = Frame>) {
         let stack: Vec<FrameId> = frames.into_iter().map(|frame| self.intern(frame)).collect();
         self.count(info, &stack);
     }
 
-    /// Folds the rarest stacks once all take more than so many bytes of memory: half of that is left. Numbers of frames from
-    /// before mean something else then.
+    /// Folds the rarest stacks once all stacks take more than this many bytes of memory, down to half of that. Earlier
+    /// frame numbers are then invalid.
     pub fn keep_within(&mut self, bytes: usize) {
         if self.stacks.bytes() <= bytes {
             return;
@@ -95,10 +94,10 @@ impl CpuProfile {
         }
     }
 
-    /// Takes in the samples of another profile and their requests, without their threads, traces and times.
+    /// Adds the samples of another profile with their requests, but without their threads, traces and times.
     pub fn absorb(&mut self, other: &Self) {
         for row in other.stacks.rows() {
-            // The only root of a profile is not shown.
+            // If a profile has only one root, the root is hidden.
             let hidden = row.root.filter(|root| row.frames.first() != Some(root));
             let frames = hidden.iter().chain(row.frames).filter_map(|id| other.frame(*id).cloned());
             let state = row.labels.state.unwrap_or(VmState::Cfunc);
@@ -109,12 +108,12 @@ impl CpuProfile {
         other.losses.iter().for_each(|(reason, samples)| self.lose(reason, *samples));
     }
 
-    /// Which of the weights is shown: the second one where the first one counts what the second one measures.
+    /// The index of the weight to show: the second weight if the unit is bytes or nanoseconds.
     fn shown_index(&self) -> usize {
         usize::from(matches!(self.unit, Unit::Bytes | Unit::Nanoseconds))
     }
 
-    /// What the stacks weigh that were folded since they were rare: samples, or bytes.
+    /// The weight of the stacks that were folded because they were rare: samples, or bytes.
     pub fn folded(&self) -> u64 {
         self.stacks.folded()[self.shown().index]
     }
@@ -124,7 +123,7 @@ impl CpuProfile {
         self.stacks.intern(frame)
     }
 
-    /// Counts one sample of frames that have numbers already; otherwise as [`add`](Self::add).
+    /// Counts one sample whose frames have numbers already; otherwise like [`add`](Self::add).
     pub fn add_interned(&mut self, vmstate: VmState, stack: &[FrameId]) {
         self.count(SampleInfo::new(vmstate), stack);
     }
@@ -134,7 +133,7 @@ impl CpuProfile {
         self.timeline.get_or_insert_default();
     }
 
-    /// Forgets all samples and losses. What they were taken of, and how, stays; the recording begins now.
+    /// Forgets all samples and losses. What was profiled, and how, stays; the recording begins now.
     pub fn begin_anew(&mut self) {
         let Self { timeline, modules, title, pid, rate, unit, has_cpu_time, sources, .. } = std::mem::take(self);
         let timeline = timeline.map(|_| Timeline::default());
@@ -149,7 +148,7 @@ impl CpuProfile {
         }
     }
 
-    /// Adds a value of something else that changes over time, in bytes, if times are kept.
+    /// Adds a value of another number that changes over time, in bytes, if times are kept.
     pub fn count_bytes(&mut self, name: &str, time: u64, bytes: u64) {
         if let Some(timeline) = &mut self.timeline {
             timeline.count(name, time, bytes);
@@ -190,7 +189,7 @@ impl CpuProfile {
             let lua = stack
                 .iter()
                 .rposition(|id| is(id, |frame| matches!(frame, Frame::Lua { .. } | Frame::FastFunction { .. })));
-            // All three states of the JIT compiler read the same, so they are one frame.
+            // All three states of the JIT compiler have the same name, so they share one frame.
             let state = if vmstate == VmState::Gc { VmState::Gc } else { VmState::Record };
             let roots = stack.iter().take_while(|id| is(id, |frame| matches!(frame, Frame::Root { .. }))).count();
             let after_first = stack.len().min(roots + 1);
@@ -217,14 +216,14 @@ impl CpuProfile {
         }
     }
 
-    /// Counts samples that were lost, by reason.
+    /// Counts lost samples, by reason.
     pub fn lose(&mut self, reason: &str, samples: u64) {
         if samples > 0 {
             *self.losses.entry(reason.to_owned()).or_insert(0) += samples;
         }
     }
 
-    /// The frame of this number, if it is one of this profile.
+    /// The frame with this number, if this profile has it.
     pub fn frame(&self, id: FrameId) -> Option<&Frame> {
         self.stacks.frame(id)
     }
@@ -244,22 +243,22 @@ impl CpuProfile {
         self.stacks.iter(self.shown().index)
     }
 
-    /// How many samples there are, or bytes.
+    /// The number of samples, or of bytes.
     pub fn samples(&self) -> u64 {
         self.states.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 
-    /// How many samples were taken in this state.
+    /// The number of samples in this state.
     pub fn in_state(&self, vmstate: VmState) -> u64 {
         self.states[vmstate as usize]
     }
 
-    /// Samples that have at least one unresolved frame, by its reason.
+    /// The number of samples with an unresolved frame, by its reason.
     pub fn unresolved(&self) -> &BTreeMap<Arc<str>, u64> {
         &self.unresolved
     }
 
-    /// Samples of stacks that are deeper than what is kept of one, by how many frames are left out at least.
+    /// The number of samples whose stacks were deeper than what is kept, by the least number of left-out frames.
     pub fn left_out(&self) -> &BTreeMap<u64, u64> {
         &self.left_out
     }

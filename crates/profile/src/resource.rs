@@ -1,28 +1,29 @@
-//! What a profile is of, for back ends that hold the profiles of many processes and hosts.
+//! What a profile belongs to, for back ends with profiles of many processes and hosts.
 
 use std::collections::BTreeMap;
 
-/// A process, by names that stay the same for as long as it runs.
+/// A process, described by attributes that stay the same as long as it runs.
 ///
-/// All names are those of [OpenTelemetry's semantic conventions](https://opentelemetry.io/docs/specs/semconv/resource/),
-/// where there is one, and begin with `luajit.` otherwise.
+/// The names of attributes are those of [OpenTelemetry's semantic
+/// conventions](https://opentelemetry.io/docs/specs/semconv/resource/) where these have one, and begin with `luajit.`
+/// otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resource {
     attributes: BTreeMap<String, String>,
 }
 
 impl Resource {
-    /// The attribute that says what the process does: processes of one service are compared and added up.
+    /// The attribute that names what the process does: the processes of one service are compared and added up.
     pub const SERVICE_NAME: &'static str = "service.name";
 
-    /// A process of a service of which nothing else is known.
+    /// A process of this service with no other attributes.
     pub fn of_service(name: &str) -> Self {
         let mut resource = Self::default();
         resource.set(Self::SERVICE_NAME, name);
         resource
     }
 
-    /// Says something of the process, in place of what was said before. An empty value says nothing.
+    /// Sets an attribute of the process, in place of an earlier value. An empty value sets nothing.
     pub fn set(&mut self, name: &str, value: impl Into<String>) {
         let value = value.into();
         match value.is_empty() {
@@ -36,12 +37,12 @@ impl Resource {
         self.attributes.get(name).map(String::as_str)
     }
 
-    /// The service; `unknown_service`, as OpenTelemetry has it, if none is known.
+    /// The service; if none is known, `unknown_service`, as in OpenTelemetry.
     pub fn service(&self) -> &str {
         self.get(Self::SERVICE_NAME).unwrap_or("unknown_service")
     }
 
-    /// All attributes, in the order of their names.
+    /// All attributes, sorted by name.
     pub fn attributes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.attributes.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }

@@ -6,41 +6,41 @@ use std::path::{Path, PathBuf};
 
 use lj_trace_process::{Refused, TargetFiles, Tree};
 
-/// Where the files of chunks can be read. Their names are the target's choice, whoever may control that: a profile shows
-/// none of their lines unless it is said where they are.
+/// Where to read the files of chunks. The target chooses their names, and an attacker may control the target. So a
+/// profile shows no source lines unless the caller says where the files are.
 ///
-/// Chunks are named as the target opened them: relative names are relative to its working folder at that time, which
-/// usually is the one that it has now.
+/// Chunks are named as the target opened them: a relative name is relative to the working directory at that time, which
+/// usually is still the current one.
 #[derive(Debug, Default)]
 pub struct SourceCode {
-    /// The working folder of the target.
+    /// The working directory of the target.
     pub folder: Option<PathBuf>,
     place: Opener,
     files: RefCell<HashMap<String, Result<Vec<String>, Refused>>>,
 }
 
-/// Who opens them.
+/// Where files may be opened.
 #[derive(Debug, Default)]
 enum Opener {
-    /// Nobody.
+    /// Nowhere.
     #[default]
     Nowhere,
-    /// The target, as it were.
+    /// Wherever the target could open them.
     Target(TargetFiles),
-    /// Whoever reads a recording, in a folder of his choice, which has this name.
+    /// Within a directory of the reader's choice, which has this path.
     Folder(Tree, PathBuf),
 }
 
-/// Longer files are no source code that people look at.
+/// The size limit of a file, in bytes: longer files are not source code that people read.
 const MAX_SIZE: u64 = 8 << 20;
 
 impl SourceCode {
-    /// The files of a target with this working folder, as that may read them.
+    /// The files of a target with this working directory, opened with the target's permissions.
     pub fn of_target(files: TargetFiles, folder: Option<PathBuf>) -> Self {
         Self { folder, place: Opener::Target(files), ..Self::default() }
     }
 
-    /// Files are read beneath a folder, and nowhere else.
+    /// Reads files in and below a folder, and nowhere else.
     ///
     /// # Errors
     /// There is no such folder.
@@ -61,12 +61,12 @@ impl SourceCode {
     /// All lines of a chunk's file, as they are.
     ///
     /// # Errors
-    /// Why it is not read.
+    /// The reason why it cannot be read.
     pub fn lines(&self, chunk: &str) -> Result<Vec<String>, Refused> {
         self.files.borrow_mut().entry(chunk.to_owned()).or_insert_with(|| self.read(chunk)).clone()
     }
 
-    /// How many of the files that were asked for were not read though they are there, by reason.
+    /// How many of the requested files exist but were not read, by reason.
     pub fn refused(&self) -> BTreeMap<Refused, usize> {
         let mut refused = BTreeMap::new();
         for reason in self.files.borrow().values().filter_map(|file| file.as_ref().err()) {
@@ -84,7 +84,7 @@ impl SourceCode {
             Opener::Target(files) => files.read(&path, MAX_SIZE),
             Opener::Folder(tree, folder) => match path.strip_prefix(folder) {
                 Ok(beneath) => tree.read(beneath, MAX_SIZE),
-                // It may be another machine, or another place for the same files.
+                // The recording may come from another machine, or the same files may be elsewhere.
                 Err(_) => tree.read(Path::new(chunk), MAX_SIZE).or_else(|_| tree.read(&path, MAX_SIZE)),
             },
         };
@@ -116,7 +116,7 @@ mod tests {
         let path = folder.path().join("a.lua").display().to_string();
         assert_eq!(code.line(&path, 1).as_deref(), Some("local a"));
         assert!(code.refused().is_empty());
-        // Recorded elsewhere.
+        // The recording was made elsewhere.
         code.folder = Some("/srv/app".into());
         assert_eq!(code.line("./a.lua", 1).as_deref(), Some("local a"));
     }

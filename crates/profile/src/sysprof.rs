@@ -1,4 +1,4 @@
-//! A CPU profile from a sysprof stream, ours or of Tarantool's in-process profiler.
+//! Reads a CPU profile from a sysprof stream of lj-trace or of Tarantool's in-process profiler.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
@@ -13,11 +13,11 @@ use lj_trace_text::chunk_name;
 use super::model::{FrameId, Recorded};
 use super::{CpuProfile, Frame};
 
-/// Reads the samples of a stream into a profile. If the stream is cut off, the profile holds what was before the
-/// cut, and the error comes with it.
+/// Reads the samples of a stream into a profile. If the stream is cut off, the result has everything before the cut,
+/// together with the error.
 ///
 /// # Errors
-/// What [`SysprofReader::next_event`] says, but for a cut.
+/// The errors of [`SysprofReader::next_event`], except for a cut.
 pub fn read<R: Read>(
     symbols: Vec<Symbol>,
     reader: &mut SysprofReader<R>,
@@ -43,15 +43,15 @@ struct Builder {
     names: HashMap<u64, Arc<str>>,
     /// Addresses of functions that were compiled into traces.
     compiled: HashSet<u64>,
-    /// Whether lj-trace wrote the stream, so that the order the reference parser shows is the right one.
+    /// Whether lj-trace wrote the stream; then its frames are in the order that the reference parser shows.
     ours: bool,
-    /// The state of the next sample, where its header cannot say it.
+    /// The state of the next sample, if the sample's header cannot express it.
     state: Option<VmState>,
     /// The line of the innermost Lua function of the next sample.
     line: Option<u32>,
-    /// The frames of such functions, at these lines.
+    /// The frames of functions at a line.
     at_line: AddrMap<(FrameId, u32), FrameId>,
-    /// What addresses mean until the next symbol.
+    /// What addresses mean, up to the next symbol.
     frames: AddrMap<MergedFrame, Option<FrameId>>,
     boundaries: AddrMap<u64, Boundary>,
     merged: Vec<MergedFrame>,
@@ -93,7 +93,7 @@ impl Builder {
             Some(Annotation::Compiled { proto }) => drop(self.compiled.insert(proto)),
             Some(Annotation::Property { key, value }) => return self.property(&key, &value),
             None => {
-                // A function that is defined once more has no name until the next one is given.
+                // A function that is defined again has no name until the next name comes.
                 let mut is_new = false;
                 if let Symbol::Lua { addr, .. } = symbol {
                     is_new |= self.names.remove(&addr).is_some();
@@ -156,7 +156,7 @@ impl Builder {
         self.profile.add_interned(vmstate, &self.stack);
     }
 
-    /// Puts the innermost Lua function of the stack at a line.
+    /// Sets the current line of the stack's innermost Lua function.
     fn set_line(&mut self, line: u32) {
         let Self { stack, profile, at_line, .. } = self;
         let innermost = stack.iter_mut().rev().find(|id| matches!(profile.frame(**id), Some(Frame::Lua { .. })));
@@ -184,7 +184,7 @@ impl Builder {
         self.profile.add(VmState::Trace, [Frame::Trace { number: Some(sample.number), start }]);
     }
 
-    /// What a frame is; `None` for one that is only there for the reference parser.
+    /// Resolves a frame; `None` for a frame that only the reference parser needs.
     fn resolve(&self, frame: MergedFrame) -> Option<Frame> {
         match frame {
             MergedFrame::Host(reserved::SPLICE) => None,
@@ -280,17 +280,17 @@ mod tests {
         assert_eq!(profile.unresolved()["no symbol"], 1);
     }
 
-    /// Samples of `code`, `functions` and names, all of which change, written with so many bytes for symbols.
+    /// A stream whose `code`, `functions` and names all change, written with this symbol limit in bytes.
     fn stream_of_many(limit: usize) -> Vec<u8> {
         let mut writer = SysprofWriter::new(Vec::new(), &SymbolTable::new()).unwrap();
         writer.limit_memory(limit);
         for round in 0..2000_u64 {
             writer.make_room();
             let pc = 0x50_0000 + round % 7 * 8;
-            // One function around the others, and others within it.
+            // One function contains the others, and the others nest in it.
             let (start, name) = if round % 7 < 3 { (0x50_0000, "outer".to_owned()) } else { (pc, format!("f{pc:x}")) };
             writer.define_c(pc, start, 0x50_0040, &name).unwrap();
-            // Each place is another function after a while, and has several names.
+            // Each address becomes another function after a while, and has several names.
             let (proto, version) = (0x7000 + round % 50 * 0x100, round / 400);
             let chunk = format!("@file{version}.lua");
             let called = (round % 3 != 0).then(|| format!("name{}", round % 3));
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(parsed(&forgetful), parsed(&whole), "as the reference parser shows it");
     }
 
-    /// A line of the reference parser's without where native code lies: names without an address have another one each time.
+    /// A line of the reference parser without native addresses: nameless symbols get another address each time.
     fn without_addresses(line: &[u8]) -> String {
         let line = String::from_utf8_lossy(line);
         let name = |frame: &str| frame.rsplit_once(":0x").map_or(frame, |(name, _)| name).to_owned();

@@ -1,4 +1,4 @@
-//! How the names of chunks are shown.
+//! How to display the names of chunks.
 //!
 //! LuaJIT's sources: [`lj_debug_shortname`].
 //!

@@ -1,14 +1,15 @@
 //! Numbers and names in columns.
 
-/// As wide as a text may be.
+/// The widest text, in characters.
 pub const COLUMNS: usize = 100;
 
-/// A share with two decimals.
+/// A share in percent, with two decimals.
 pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "-".to_owned() } else { format!("{:.2}%", part as f64 * 100.0 / whole as f64) }
 }
 
-/// A name on one line, cut in the middle to at most so many characters: its end, with file and line, matters too.
+/// A name on one line, cut in the middle to at most `width` characters, because its end, with file and line, matters
+/// too.
 pub fn fit(name: &str, width: usize) -> String {
     let chars: Vec<char> = name.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if chars.len() <= width {

@@ -1,4 +1,4 @@
-//! How text of the target and numbers are shown, in whatever lj-trace writes; how amounts that people write are read.
+//! How lj-trace prints text of the target and numbers, and how it reads amounts that people write.
 
 pub mod amount;
 mod chunk_name;

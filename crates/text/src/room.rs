@@ -1,32 +1,32 @@
 //! Labels that fit into a column: names of functions, lines and traces.
 //!
-//! Two rows that read the same are worse than a long row. So what tells rows apart is never cut: the function and the
-//! line number. What gives way are folders of paths, then the names of files, and of C++ symbols the template arguments
-//! and parameters. A label whose function alone is wider than its column is as wide as it must be.
+//! Two rows with the same text are worse than a long row. So what distinguishes rows is never cut: the function and the
+//! line number. What is shortened are the folders of paths, then file names, and the template arguments and parameters
+//! of C++ symbols. If the function alone is wider than its column, so is the label.
 
 use std::io::IsTerminal;
 
 use super::{COLUMNS, fit, fit_end};
 
-/// What stands for what was left out.
+/// Stands for what was cut.
 const GAP: &str = "...";
 
-/// How much room a text has.
+/// How much width a text has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// A terminal's lines, which have so many columns.
+    /// The lines of a terminal, with this many columns.
     Columns(usize),
-    /// A file's, or a pipe's: nothing is left out.
+    /// A file or a pipe: nothing is cut.
     Unlimited,
 }
 
 impl Room {
-    /// What a text on standard output or standard error has.
+    /// The width for a text on standard output or standard error.
     pub fn of(stream: &impl IsTerminal) -> Self {
         if stream.is_terminal() { Self::Columns(COLUMNS) } else { Self::Unlimited }
     }
 
-    /// The room that is left beside so many columns of figures.
+    /// The width that is left beside this many columns of figures.
     #[must_use]
     pub fn beside(self, taken: usize) -> Self {
         match self {
@@ -35,7 +35,7 @@ impl Room {
         }
     }
 
-    /// At least so much.
+    /// At least this width.
     #[must_use]
     pub fn at_least(self, least: usize) -> Self {
         match self {
@@ -44,7 +44,7 @@ impl Room {
         }
     }
 
-    /// A label as it fits; see the module.
+    /// A label, shortened to fit; see the module.
     pub fn label(self, label: &str) -> String {
         let label = one_line(label);
         match self {
@@ -74,7 +74,7 @@ fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// A label in at most `width` columns, if that is possible without a cut through a function or a line number:
+/// A label, shortened to at most `width` columns if that is possible without cutting a function or a line number:
 /// `work@...lib/a.lua:12`.
 pub fn fit_label(label: &str, width: usize) -> String {
     let length = label.chars().count();
@@ -99,7 +99,7 @@ pub fn fit_label(label: &str, width: usize) -> String {
     fitted
 }
 
-/// Where the paths in a label are, by byte: what stands between `@`, or the beginning of a part, and `:LINE`.
+/// The byte ranges of the paths in a label: from an `@`, or from the beginning of a part, to `:LINE`.
 fn paths(label: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let mut from = 0;
@@ -111,7 +111,8 @@ fn paths(label: &str) -> Vec<(usize, usize)> {
         if digits == 0 || !is_end || at < from {
             continue;
         }
-        // A function's name has no `@`, so the first one ends it. A line alone stands at the beginning, or after a word.
+        // A function's name has no `@`, so the first `@` ends it. A line without a function is at the beginning, or
+        // follows a word.
         let part = &label[from..at];
         let begin = match part.find('@') {
             Some(sign) => sign + 1,
@@ -127,7 +128,7 @@ fn paths(label: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// How much each gets of so much room: the short ones all that they need, the long ones alike.
+/// Distributes `room`: short texts get all that they need, long ones equal parts.
 fn shared(sizes: &[usize], room: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..sizes.len()).collect();
     order.sort_by_key(|&index| sizes[index]);
@@ -140,7 +141,7 @@ fn shared(sizes: &[usize], room: usize) -> Vec<usize> {
     rooms
 }
 
-/// The end of a path: it is the file that tells most.
+/// The end of a path: the file is its most telling part.
 fn path_end(path: &str, room: usize) -> String {
     let size = path.chars().count();
     if size <= room || size <= GAP.len() {
@@ -150,7 +151,7 @@ fn path_end(path: &str, room: usize) -> String {
     GAP.chars().chain(path.chars().skip(skipped)).collect()
 }
 
-/// A native symbol without what stands in its largest brackets, until it fits.
+/// A native symbol, whose largest brackets are emptied until it fits.
 fn without_arguments(symbol: &str, width: usize) -> String {
     let mut fitted = symbol.to_owned();
     while fitted.chars().count() > width {
@@ -160,7 +161,7 @@ fn without_arguments(symbol: &str, width: usize) -> String {
     fitted
 }
 
-/// What the largest pair of outermost brackets holds, if that is more than what would stand for it.
+/// The content of the largest pair of outermost brackets, if it is longer than the gap that would replace it.
 fn largest_brackets(symbol: &str) -> Option<(usize, usize)> {
     let mut open = Vec::new();
     let mut pairs = Vec::new();
@@ -168,7 +169,7 @@ fn largest_brackets(symbol: &str) -> Option<(usize, usize)> {
         match c {
             '(' | '<' => open.push((at, c)),
             ')' | '>' => {
-                // `operator->` and the like: nothing is known of what brackets mean there.
+                // `operator->` and the like: their brackets are not brackets.
                 let (from, begin) = open.pop()?;
                 if (begin == '(') != (c == ')') {
                     return None;

@@ -1,6 +1,6 @@
 //! Numbers of bytes, and of other things.
 
-/// A number of bytes for people, in ten characters at most: `999 bytes`, `1.0 KiB`, `2.3 GiB`.
+/// A number of bytes for people, in at most ten characters: `999 bytes`, `1.0 KiB`, `2.3 GiB`.
 pub fn bytes(count: u64) -> String {
     if count < 1000 {
         return format!("{count} bytes");
@@ -8,7 +8,7 @@ pub fn bytes(count: u64) -> String {
     let mut size = count as f64 / 1024.0;
     let mut unit = "KiB";
     for larger in ["MiB", "GiB", "TiB", "PiB", "EiB"] {
-        // What would be shown as 1000.0 is too long.
+        // 1000.0 would be too long.
         if size < 999.95 {
             break;
         }
@@ -18,13 +18,13 @@ pub fn bytes(count: u64) -> String {
     format!("{size:.1} {unit}")
 }
 
-/// How many bytes more or less: `+1.0 KiB`.
+/// A change in bytes: `+1.0 KiB`.
 pub fn signed_bytes(change: i64) -> String {
     let sign = if change < 0 { '-' } else { '+' };
     format!("{sign}{}", bytes(change.unsigned_abs()))
 }
 
-/// So many things: `1 sample`, `2 samples`.
+/// A number with a noun: `1 sample`, `2 samples`.
 pub fn counted(number: u64, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }

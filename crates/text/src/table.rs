@@ -4,14 +4,14 @@ use std::fmt;
 
 use super::Room;
 
-/// Where the cells of a column stand.
+/// How the cells of a column are aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Left,
     Right,
 }
 
-/// A column of cells that are never cut: it is as wide as the widest of them, or as its title.
+/// A column whose cells are never cut: it is as wide as its widest cell, or as its title.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column {
     title: &'static str,
@@ -20,27 +20,27 @@ pub struct Column {
 }
 
 impl Column {
-    /// One of words, at least so wide.
+    /// A column of words, at least `least` wide.
     pub const fn left(title: &'static str, least: usize) -> Self {
         Self { title, side: Side::Left, least }
     }
 
-    /// One of numbers, at least so wide.
+    /// A column of numbers, at least `least` wide.
     pub const fn right(title: &'static str, least: usize) -> Self {
         Self { title, side: Side::Right, least }
     }
 }
 
-/// How the text at the end of a row gives way, if there is too little room.
+/// How to shorten the text at the end of a row if there is too little room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// It does not.
+    /// Not at all.
     Whole,
-    /// It is cut at its end.
+    /// Cut it at its end.
     End,
-    /// It is cut in its middle.
+    /// Cut it in its middle.
     Middle,
-    /// It is a [label](Room::label), which keeps at least so many columns.
+    /// Shorten it as a [label](Room::label), which keeps at least this many columns.
     Label(usize),
 }
 
@@ -63,7 +63,7 @@ enum Line {
         end: String,
         is_grey: bool,
     },
-    /// A text under a column, or under what is at the end.
+    /// A text under a column, or under the ends of rows.
     Below {
         column: usize,
         text: String,
@@ -71,7 +71,7 @@ enum Line {
     },
 }
 
-/// A table, written line by line as soon as all of it is known.
+/// A table. Its lines are written once all of it is known.
 #[derive(Clone, Debug)]
 pub struct Table {
     columns: Vec<Column>,
@@ -84,7 +84,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// One with these columns, a space between two of them and two before the end.
+    /// A table with these columns, one space between columns, and two spaces before the end of rows.
     pub fn new(columns: impl Into<Vec<Column>>) -> Self {
         Self {
             columns: columns.into(),
@@ -97,25 +97,25 @@ impl Table {
         }
     }
 
-    /// Without a line of titles.
+    /// Removes the line of titles.
     #[must_use]
     pub fn headless(self) -> Self {
         Self { has_head: false, ..self }
     }
 
-    /// With so many spaces between two columns.
+    /// Sets the number of spaces between columns.
     #[must_use]
     pub fn gap(self, gap: usize) -> Self {
         Self { gap, ..self }
     }
 
-    /// With so many spaces before the first column.
+    /// Sets the number of spaces before the first column.
     #[must_use]
     pub fn indent(self, indent: usize) -> Self {
         Self { indent, ..self }
     }
 
-    /// With a text of this title at the end of each row, and how much room the whole row has.
+    /// Adds a text at the end of each row, under this title. `room` is the width of the whole row.
     #[must_use]
     pub fn end(self, title: impl Into<String>, fit: Fit, room: Room) -> Self {
         Self { end: (title.into(), fit), room, ..self }
@@ -126,17 +126,17 @@ impl Table {
         self.lines.push(Line::Row { cells: cells.into(), end: end.into(), is_grey: false });
     }
 
-    /// Adds a row in grey, as terminals have it.
+    /// Adds a row in a terminal's grey.
     pub fn grey_row(&mut self, cells: impl Into<Vec<String>>, end: impl Into<String>) {
         self.lines.push(Line::Row { cells: cells.into(), end: end.into(), is_grey: true });
     }
 
-    /// Adds a text under what is at the ends of rows.
+    /// Adds a text under the ends of rows.
     pub fn more(&mut self, text: impl Into<String>) {
         self.below(self.columns.len(), text, Fit::Whole);
     }
 
-    /// Adds a text under the column of this index.
+    /// Adds a text under the column with this index.
     pub fn below(&mut self, column: usize, text: impl Into<String>, fit: Fit) {
         self.lines.push(Line::Below { column, text: text.into(), fit });
     }
@@ -159,7 +159,7 @@ impl Table {
         widths
     }
 
-    /// How much stands before the column of this index, or before the end.
+    /// The width before the column with this index, or before the end of rows.
     fn before(&self, column: usize, widths: &[usize]) -> usize {
         let gap = if column == self.columns.len() { 2 } else { self.gap };
         match column {
@@ -168,7 +168,7 @@ impl Table {
         }
     }
 
-    /// A row, without spaces at its end.
+    /// A row, without trailing spaces.
     fn line<'a>(&self, cells: impl Iterator<Item = &'a str>, end: &str, widths: &[usize]) -> String {
         let mut line = " ".repeat(self.indent);
         for (index, ((cell, column), width)) in cells.zip(&self.columns).zip(widths).enumerate() {

@@ -1,24 +1,25 @@
-//! Text that the target controls: names of processes, threads, functions and files, and what is in strings. It may hold
-//! whatever a terminal obeys, a reader takes for something else, or a format takes for its own end.
+//! Text that the target controls: names of processes, threads, functions and files, and the content of strings. It may
+//! contain anything: commands for a terminal, text that misleads a reader, the end marks of a format.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
 
-/// A text of the target's. It is shown with all escaped that is no plain text: control characters, line ends among them
-/// (`\n`, `\x1b`, `\u{9b}`), and what changes the direction of text (`\u{202e}`).
+/// A text of the target. It is displayed with everything escaped that is not plain text: control characters, including
+/// line ends (`
+/// `, `\x1b`, `\u{9b}`), and characters that change the direction of text (`\u{202e}`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Untrusted<'a>(pub &'a str);
 
-/// Whether a character is more than a sign to be seen: C0, DEL, C1, the ends of lines and paragraphs, and what Unicode has
-/// to change the direction of text.
+/// Whether a character does more than display a sign: C0, DEL, C1, line and paragraph separators, and Unicode's
+/// characters for the direction of text.
 fn is_harmful(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 impl<'a> Untrusted<'a> {
-    /// As it is shown.
+    /// The escaped text.
     pub fn text(self) -> Cow<'a, str> {
         if self.0.chars().any(is_harmful) { self.to_string().into() } else { self.0.into() }
     }
@@ -50,7 +51,7 @@ fn escape(c: char, out: &mut impl fmt::Write) -> fmt::Result {
     }
 }
 
-/// Shows bytes of the target's, which may be no UTF-8: those that are not read `\xff`.
+/// Displays bytes of the target. Bytes that are not UTF-8 become `\xff`.
 pub fn bytes(bytes: &[u8]) -> String {
     let mut text = String::new();
     for chunk in bytes.utf8_chunks() {
@@ -60,21 +61,21 @@ pub fn bytes(bytes: &[u8]) -> String {
     text
 }
 
-/// What an output is made of, besides text: its own line ends stay, and how it writes what is not to be in it.
+/// The form of an output: which line ends are its own, and how it escapes forbidden characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Lines of text.
     Text,
-    /// JSON, which has escapes of its own.
+    /// JSON, which has its own escapes.
     Json,
 }
 
-/// Writes text for people or programs: whatever has come into it, nothing that a terminal obeys gets through. It is what
-/// stands behind [`Untrusted`], which names should have gone through before.
+/// Writes text for people or programs, and lets nothing through that a terminal obeys. It is the safety net behind
+/// [`Untrusted`], which names should have passed before.
 pub struct PlainWriter<W> {
     out: W,
     form: Form,
-    /// The beginning of a character whose end is still to come.
+    /// The first bytes of a character whose rest has not come yet.
     cut: Vec<u8>,
 }
 
@@ -123,7 +124,7 @@ impl<W: Write> Write for PlainWriter<W> {
         while let Some(chunk) = chunks.next() {
             self.write_text(chunk.valid())?;
             let invalid = chunk.invalid();
-            // What is at the very end may be the beginning of a character.
+            // Bytes at the very end may be the beginning of a character.
             let is_cut =
                 chunks.peek().is_none() && std::str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none());
             if is_cut {

@@ -8,7 +8,7 @@ use lj_trace_common::config::{ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, UNKNOWN_USER_D
 
 use crate::arch;
 
-/// `ud`, `pointer`, `old_size` and `size`, from wherever the probe's cookie says they are.
+/// `ud`, `pointer`, `old_size` and `size`, read from where the probe's cookie says they are.
 #[inline(always)]
 pub fn arguments(context: &ProbeContext, cookie: u64) -> [u64; 4] {
     let registers = registers(context);
@@ -31,13 +31,13 @@ pub fn cookie(context: &impl EbpfContext) -> u64 {
     unsafe { bpf_get_attach_cookie(context.as_ptr()) }
 }
 
-/// Which window the probe belongs to.
+/// The window that the probe belongs to.
 #[inline(always)]
 pub const fn window(cookie: u64) -> u32 {
     (cookie >> WINDOW_SHIFT) as u32
 }
 
-/// Where the return address lies, wherever a return probe is put.
+/// Where the return address is, at every point with a return probe.
 #[inline(always)]
 pub fn return_slot(context: &ProbeContext) -> u64 {
     arch::return_slot(registers(context))
@@ -50,7 +50,7 @@ pub fn registers(context: &ProbeContext) -> &pt_regs {
     unsafe { &*context.regs }
 }
 
-/// One argument, by the code that the agent gave it.
+/// One argument, by the code that the agent put into the cookie.
 #[inline(always)]
 fn argument(registers: &pt_regs, code: u8) -> u64 {
     arch::numbered(registers, code, || if code == ARGUMENT_ZERO { 0 } else { UNKNOWN_USER_DATA })

@@ -1,4 +1,5 @@
-//! Which VM calls, where its allocator's data does not tell; and which coroutine, where its `global_State` does not.
+//! Finds the calling VM where the allocator's `ud` does not name it, and the calling coroutine where the `global_State`
+//! does not.
 //!
 //! LuaJIT's sources: [`lj_mem_realloc`], [`gc_sweep`], [`lj_trace_free`].
 //!
@@ -19,12 +20,12 @@ use crate::arch;
 use crate::maps::{ALLOCATORS, CONFIG, GLOBALS, VMS};
 use crate::memory::UserMemory;
 
-/// The VM that calls the allocator, or [`NOBODY`], by what the caller keeps over the call: it adds up the VM's memory afterwards
-/// (`lj_mem_realloc`, `lj_gc.c`), or goes on to sweep, for which it needs the `global_State`. Where a probe is, the
-/// allocator has not saved any register yet.
+/// The VM that calls the allocator, or [`NOBODY`], found through what the caller keeps in registers across the call.
+/// The caller either adds up the VM's memory afterwards (`lj_mem_realloc`, `lj_gc.c`) or continues to sweep; for both
+/// it needs the `global_State`. At a probe, the allocator has not saved any register yet.
 ///
-/// `user_data` is what no VM has given its allocator so far, or [`UNKNOWN_USER_DATA`]: then the VM must have it now, for
-/// `lua_setallocf` has given it that, and is known by it from then on.
+/// `user_data` is a `ud` that no known VM passes, or [`UNKNOWN_USER_DATA`]. A new `ud` must be the VM's current one,
+/// set by `lua_setallocf`; from then on it identifies the VM.
 #[inline(never)]
 pub fn calling_vm(context: &ProbeContext, user_data: u64) -> u32 {
     let vm = vm_in_registers(context);
@@ -32,7 +33,7 @@ pub fn calling_vm(context: &ProbeContext, user_data: u64) -> u32 {
         return vm;
     }
     let Some(config) = VMS.get(vm) else { return NOBODY };
-    // What happens to be in a register is not enough: the program may call this function for itself.
+    // A matching register is not enough: the program may call this function for itself.
     let place = config.global.wrapping_add(u64::from(config.layout.g_allocd));
     if UserMemory.read::<u64>(place) != Ok(user_data) {
         return NOBODY;
@@ -41,7 +42,7 @@ pub fn calling_vm(context: &ProbeContext, user_data: u64) -> u32 {
     vm
 }
 
-/// The VM that registers tell of, or [`NOBODY`].
+/// The VM that the registers point to, or [`NOBODY`].
 #[inline(never)]
 fn vm_in_registers(context: &ProbeContext) -> u32 {
     let kept = arch::kept(registers(context));
@@ -51,7 +52,7 @@ fn vm_in_registers(context: &ProbeContext) -> u32 {
             return vm;
         }
     }
-    // Or it keeps the coroutine: of one build, or of another one that is in the process, too.
+    // Or the caller keeps the coroutine: of this build's layout, or of another build in the same process.
     let Some(settings) = CONFIG.get(0) else { return NOBODY };
     let other = settings.other_kind;
     for kind in [0, other] {
@@ -70,7 +71,8 @@ fn vm_in_registers(context: &ProbeContext) -> u32 {
             break;
         }
     }
-    // What frees traces keeps the `jit_State` (`lj_trace_free`, `lj_trace.c`), at its place in the same block.
+    // The code that frees traces keeps the `jit_State` (`lj_trace_free`, `lj_trace.c`), which is at a fixed distance in
+    // the same block.
     let Some(config) = VMS.get(0) else { return NOBODY };
     let distance = u64::from(config.layout.g_to_j);
     for value in kept {
@@ -82,39 +84,39 @@ fn vm_in_registers(context: &ProbeContext) -> u32 {
     NOBODY
 }
 
-/// The VM whose `global_State` is there, or [`NOBODY`].
+/// The VM whose `global_State` is at this address, or [`NOBODY`].
 #[inline(always)]
 fn vm_at(global: u64) -> u32 {
     // SAFETY: entries are copied at once.
     unsafe { GLOBALS.get(&key(global)) }.copied().unwrap_or(NOBODY)
 }
 
-/// What a VM is known by: its process is the only one whose allocators these programs probe.
+/// The key of a VM in [`GLOBALS`]. These programs probe the allocators of the first process only.
 #[inline(always)]
 pub const fn key(global: u64) -> VmKey {
     VmKey::new(0, global)
 }
 
-/// How many places on the native stack may be the innermost C frame: between it and the allocator there are functions
-/// of LuaJIT's, some with buffers of 8 KiB (`LUAL_BUFFERSIZE`, `luaconf.h`).
+/// How many places on the native stack to search for the innermost C frame. Between it and the allocator there are
+/// functions of LuaJIT's, some with buffers of 8 KiB (`LUAL_BUFFERSIZE`, `luaconf.h`).
 const PLACES: u32 = 1024;
 
 /// The search for a C frame on the native stack.
 #[repr(C)]
 struct FrameSearch {
-    /// The lowest place.
+    /// The lowest address to search.
     lowest: u64,
-    /// The coroutine that runs in the frame; 0 if none is found.
+    /// The coroutine that runs in the frame; 0 until it is found.
     thread: u64,
     /// The VM's index.
     vm: u32,
 }
 
-/// The coroutine that calls the allocator, 0 if it is not found: the one that has the innermost C frame on the native
-/// stack.
+/// The coroutine that calls the allocator; 0 if it is not found. It is the coroutine with the innermost C frame on the
+/// native stack.
 #[inline(always)]
 pub fn calling_thread(context: &ProbeContext, vm: u32) -> u64 {
-    // C frames lie 16-byte aligned: the VM calls C functions from there.
+    // C frames are 16-byte aligned: the VM calls C functions from there.
     let lowest = (arch::stack_pointer(registers(context)) + 15) & !15;
     let mut search = FrameSearch { lowest, thread: 0, vm };
     // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
@@ -122,7 +124,7 @@ pub fn calling_thread(context: &ProbeContext, vm: u32) -> u64 {
     search.thread
 }
 
-/// Looks whether a C frame begins at a place: 0 to go on, 1 to stop.
+/// Checks whether a C frame begins at a place: 0 to continue, 1 to stop.
 extern "C" fn look_at_place(index: u64, search: *mut c_void) -> i64 {
     // SAFETY: `calling_thread` passes its own search, which it does not use meanwhile.
     let search = unsafe { &mut *search.cast::<FrameSearch>() };

@@ -1,9 +1,9 @@
-//! VMs that come and go while they are recorded.
+//! VMs that are created and closed during recording.
 //!
 //! [`lua_newstate`] (`lj_state.c`) first asks for one block with the main thread and the `global_State` in it
-//! ([`GG_State`]), whose size is that of no other VM object, but may be that of a string. So the event is held back until
-//! the same thread calls the allocator again: then the block either has a main thread in it that points right behind
-//! itself, or is something else.
+//! ([`GG_State`]). No other VM object has its size, but a string may. So the programs hold the event back until the
+//! same thread calls the allocator again. By then, the block either has a main thread in it that points right behind
+//! itself, or it is something else.
 //!
 //! [`lua_newstate`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L262-L286
 //! [`GG_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_dispatch.h#L90-L110
@@ -22,7 +22,7 @@ use crate::count::count_exactly;
 use crate::maps::{ALLOCATORS, CONFIG, FREE_VMS, GLOBALS, VMS};
 use crate::memory::UserMemory;
 
-/// The VM that one becomes a copy of, if its first block has this size.
+/// The VM whose layout a new VM gets, if its first block has this size.
 #[inline(always)]
 pub fn template_of(settings: &Config, size: u64) -> Option<u32> {
     for template in &settings.templates {
@@ -33,20 +33,20 @@ pub fn template_of(settings: &Config, size: u64) -> Option<u32> {
     None
 }
 
-/// The address of a VM's first block: its main thread, which comes before its `global_State`.
+/// The address of a VM's first block: it begins with the main thread, and the `global_State` follows.
 #[inline(always)]
 pub fn first_block(vm: &VmConfig) -> u64 {
     vm.global.wrapping_sub(vm.global_offset)
 }
 
-/// Holds back the event of a call that may have made a VM.
+/// Holds back the event of a call that may have created a VM.
 #[inline(always)]
 pub fn hold(pending: &mut PendingAllocation) {
     pending.creation += Creation::HeldByNobody as u32 - Creation::ByNobody as u32;
     count_exactly(Counter::AllocationsHeld);
 }
 
-/// Finds out what has become of the block whose event is held back, and sends it.
+/// Finds out what the block of the held-back event has become, and sends the event.
 #[inline(never)]
 pub fn settle(pending: &mut PendingAllocation) {
     count_exactly(Counter::AllocationsSettled);
@@ -74,7 +74,7 @@ pub fn settle(pending: &mut PendingAllocation) {
     }
 }
 
-/// Counts a call that was held back, and hands its event to user space.
+/// Counts a held-back call, and sends its event to user space.
 #[inline(always)]
 fn send_counted(event: &AllocationEvent) {
     if let Some(tally) = tally_of(u32::from(event.vm)) {
@@ -93,13 +93,13 @@ fn is_vm(template: &VmConfig, block: u64) -> bool {
         && UserMemory.read::<u8>(block.wrapping_add(gct_offset(gc64))) == Ok(gct::THREAD)
 }
 
-/// The index of a VM that did not have one.
+/// Takes an index for a new VM.
 #[inline(always)]
 fn new_vm() -> Option<u32> {
     FREE_VMS.pop().ok().flatten()
 }
 
-/// Makes a VM known to the programs.
+/// Registers a VM with the programs.
 #[inline(always)]
 fn register(vm: u32, template: &VmConfig, global: u64, user_data: u64) {
     let Some(place) = VMS.get_ptr_mut(vm) else { return };
@@ -115,7 +115,7 @@ fn register(vm: u32, template: &VmConfig, global: u64, user_data: u64) {
     know_allocator(vm, global, user_data);
 }
 
-/// Makes it known which VM gives its allocator this data.
+/// Registers which VM passes this `ud` to its allocator.
 #[inline(always)]
 fn know_allocator(vm: u32, global: u64, user_data: u64) {
     // SAFETY: entries are copied at once.
@@ -138,8 +138,8 @@ fn know_allocator(vm: u32, global: u64, user_data: u64) {
     }
 }
 
-/// The VM whose first block this call frees: its last, after which none of the caller's registers tells of it any more
-/// (`close_state` ends with that call). [`NOBODY`] if it does not.
+/// The VM whose first block this call frees, or [`NOBODY`]. This is the VM's last call: `close_state` ends with it, and
+/// the caller's registers no longer point to the VM.
 #[inline(always)]
 pub fn closing_vm(settings: &Config, pointer: u64, old_size: u64, size: u64) -> u32 {
     if size == 0
@@ -151,7 +151,7 @@ pub fn closing_vm(settings: &Config, pointer: u64, old_size: u64, size: u64) -> 
     NOBODY
 }
 
-/// Forgets a VM for which there was no index, if this call frees its first block.
+/// Forgets a VM that got no index, if this call frees its first block.
 #[inline(always)]
 pub fn close_beyond(settings: &Config, pointer: u64, old_size: u64, size: u64, user_data: u64) {
     if size == 0
@@ -162,14 +162,14 @@ pub fn close_beyond(settings: &Config, pointer: u64, old_size: u64, size: u64, u
     }
 }
 
-/// Forgets a VM whose first block is freed.
+/// Forgets a VM whose first block is being freed.
 #[inline(never)]
 pub fn close(vm: &VmConfig, user_data: u64) {
     let _ = GLOBALS.remove(&key(vm.global));
     forget_allocator(user_data);
 }
 
-/// Forgets which VM gives its allocator this data.
+/// Forgets which VM passes this `ud` to its allocator.
 #[inline(always)]
 fn forget_allocator(user_data: u64) {
     // SAFETY: entries are copied at once.

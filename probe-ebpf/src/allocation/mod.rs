@@ -1,5 +1,5 @@
-//! The allocation probes: on the VM's allocator, `allocf(ud, pointer, old_size, size)`, and on its return
-//! where the result matters.
+//! The allocation probes: on the VM's allocator, `allocf(ud, pointer, old_size, size)`, and on its return where the
+//! result matters.
 
 pub mod arguments;
 mod caller;
@@ -47,8 +47,8 @@ pub fn allocator_returned(context: RetProbeContext) -> u32 {
     0
 }
 
-/// Both in one program, for a uprobe session (Linux 6.13): calls that need no result have no return probe, which the
-/// kernel learns from what the program returns. Written out, as aya's macro always returns 0.
+/// Both in one program, for a uprobe session (Linux 6.13). The program's return value tells the kernel which calls need
+/// a return probe. It is written out by hand, because aya's macro always returns 0.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe.multi")]
 pub extern "C" fn allocator_session(context: *mut c_void) -> u32 {
@@ -64,7 +64,7 @@ pub extern "C" fn allocator_session(context: *mut c_void) -> u32 {
     u32::from(!called::<false>(&context, cookie))
 }
 
-/// Takes a call of the allocator: whether its result is awaited.
+/// Handles a call of the allocator. Returns whether the program waits for its result.
 #[inline(always)]
 fn called<const SEARCH: bool>(context: &ProbeContext, cookie: u64) -> bool {
     let Some(settings) = CONFIG.get(0) else { return false };
@@ -79,10 +79,10 @@ fn called<const SEARCH: bool>(context: &ProbeContext, cookie: u64) -> bool {
     awaits_result
 }
 
-/// A free is complete; what gives memory is not: its result is awaited.
+/// Handles a call: a free is complete at once; a call that asks for memory has to wait for its result.
 ///
-/// Programs without `SEARCH` cannot record VMs whose `global_State` does not name the coroutine that runs
-/// ([`NO_WORD`]): the search for it has to be described to the kernel in a way that session programs are not.
+/// Programs without `SEARCH` cannot record VMs whose `global_State` does not name the running coroutine ([`NO_WORD`]):
+/// searching for it needs a callback, which lj-trace's loader of session programs does not describe to the kernel.
 #[inline(always)]
 fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: &Config) -> bool {
     let [ud, pointer, old_size, size] = arguments(context, cookie);
@@ -100,12 +100,12 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: 
         // SAFETY: entries are copied at once.
         unsafe { ALLOCATORS.get(&ud) }.copied().unwrap_or(NOBODY)
     };
-    // Numbers rather than options: of those, the compiler moves values that are not there, which the kernel refuses.
+    // Numbers rather than options: for options, the compiler copies uninitialized values, which the kernel refuses.
     let mut vm = found;
     if vm == SHARED_USER_DATA {
         vm = creation::closing_vm(settings, pointer, old_size, size);
     }
-    // In one place, since the kernel follows the search anew wherever it is called.
+    // A single call: the verifier follows the search again at each place that calls it.
     if vm == NOBODY && (found != NOBODY || ud != UNKNOWN_USER_DATA) {
         vm = calling_vm(context, if found == NOBODY { ud } else { UNKNOWN_USER_DATA });
     }
@@ -114,7 +114,7 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: 
         creation::close_beyond(settings, pointer, old_size, size, ud);
         return false;
     }
-    // The event is put together where it will wait for its result: a program's stack is too small for it.
+    // The event is built where it will wait for its result: it is too large for the program's stack.
     let event = &mut pending.event;
     event.pointer = pointer;
     event.old_size = old_size;
@@ -137,7 +137,7 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: 
     event.kind = kind as u8;
     if vm != NOBODY {
         let (Some(config), Some(tally)) = (VMS.get(vm), tally_of(vm)) else { return false };
-        // One that may make a VM is counted once it is known whose it is.
+        // A call that may create a VM is counted once its VM is known.
         if pending.creation == Creation::No as u32 {
             tally.calls += 1;
         }
@@ -161,14 +161,14 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: 
         }
     }
     pending.return_slot = return_slot(context);
-    // Only stacks need it.
+    // Only stack samples need the return address.
     pending.return_address =
         if settings.samples != 0 { UserMemory.read::<u64>(pending.return_slot).unwrap_or(0) } else { 0 };
     pending.returned = 0;
     true
 }
 
-/// Takes the result of a call.
+/// Handles the result of a call.
 #[inline(always)]
 fn returned(result: u64, cookie: u64) {
     let timer = Timer::some(Counter::AllocatorReturns);
@@ -179,7 +179,7 @@ fn returned(result: u64, cookie: u64) {
 #[inline(always)]
 fn take_result(result: u64, window: u32) {
     let Some(pending) = pending::of_id(bpf_get_current_pid_tgid()) else { return };
-    // The call may have been made before this window, whose probes see its return all the same.
+    // The call may have come before this window, whose probes see its return all the same.
     if pending.window != window || core::mem::replace(&mut pending.returned, 1) != 0 {
         return;
     }
@@ -200,8 +200,8 @@ fn take_result(result: u64, window: u32) {
     }
 }
 
-/// A call that wants memory: sends the stack of every Nth. A program of its own, for it needs most of the room
-/// that a program has.
+/// For calls that ask for memory: sends the stack of every Nth call. It is a program of its own because it needs most
+/// of the size that a program may have.
 #[uprobe(multi)]
 pub fn allocation_stack(context: ProbeContext) -> u32 {
     let [ud, _, _, size] = arguments(&context, arguments::cookie(&context));

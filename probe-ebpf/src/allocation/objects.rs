@@ -14,7 +14,7 @@ use crate::count::count;
 use crate::maps::{ALLOCATIONS, FUNCTIONS, KNOWN_TRACES, PROTOTYPES};
 use crate::wakeup::NO_WAKEUP;
 
-/// The objects of a VM. It runs on one thread at a time, so nobody else writes to its entries.
+/// The objects of a VM. A VM runs on one thread at a time, so nobody else writes to its entries.
 pub struct ObjectsOf {
     /// The VM.
     pub vm: u32,
@@ -69,7 +69,7 @@ impl KnownObjects for ObjectsOf {
     }
 }
 
-/// Sends a prototype, whose chunkname's `length` bytes are at `text`.
+/// Sends a prototype. The `length` bytes of its chunkname are at `text`.
 #[inline(never)]
 fn name_prototype(vm: u32, prototype: u64, text: u64, length: u32, chunkname: u64) -> bool {
     let Some(known) = PROTOTYPES.get(vm * KNOWN_OBJECTS + slot(prototype)) else { return false };

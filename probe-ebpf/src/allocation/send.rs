@@ -1,4 +1,4 @@
-//! Handing events to user space.
+//! Sends events to user space.
 
 use lj_trace_common::allocation::tally::VmTally;
 use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen};
@@ -9,7 +9,7 @@ use crate::wakeup;
 /// The largest record of the buffer, in bytes.
 const LARGEST: u64 = size_of::<PrototypeSeen>() as u64;
 
-/// Hands an event of a VM to user space.
+/// Sends an event of a VM to user space.
 #[inline(always)]
 pub fn send(event: &AllocationEvent) {
     let Some(tally) = tally_of(u32::from(event.vm)) else { return };
@@ -24,7 +24,7 @@ pub fn send(event: &AllocationEvent) {
     }
 }
 
-/// Where the calls of a VM are counted.
+/// The entry that counts the calls of a VM.
 #[inline(always)]
 pub fn tally_of(vm: u32) -> Option<&'static mut VmTally> {
     // SAFETY: the map's entries are there as long as the program. A VM runs on one thread at a time, so nobody else counts

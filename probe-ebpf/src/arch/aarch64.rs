@@ -1,22 +1,22 @@
 //! AArch64 (arm64).
 //!
-//! What the kernel gives is `struct user_pt_regs` (`arch/arm64/include/uapi/asm/ptrace.h`), with which its own `struct pt_regs`
-//! begins.
+//! The kernel passes `struct user_pt_regs` (`arch/arm64/include/uapi/asm/ptrace.h`), which its own `struct pt_regs`
+//! begins with.
 
 use aya_ebpf::bindings::pt_regs;
 use lj_trace_common::arch::reg;
 use lj_trace_common::event::SampledRegisters;
 use lj_trace_common::turn::LoopCall;
 
-/// The exception level and the stack in `pstate` (`PSR_MODE_MASK`): 0 in programs (`PSR_MODE_EL0t`).
+/// The exception level and stack in `pstate` (`PSR_MODE_MASK`): 0 in user code (`PSR_MODE_EL0t`).
 const MODE: u64 = 0xf;
 
 /// The registers of a sample.
 #[inline(always)]
 pub const fn registers(r: &pt_regs) -> SampledRegisters {
     const { assert!(size_of::<pt_regs>() == size_of::<SampledRegisters>() + 8) };
-    // The kernel has them in the same order, followed by `pstate`. One by one they would be put together on the stack, which has
-    // no room for them.
+    // The kernel has the registers in the same order, followed by `pstate`. Copied one by one, they would go through
+    // the program's stack, which has no room for them.
     // SAFETY: as many words as the registers have, aligned as they are, of plain data.
     unsafe { (&raw const *r).cast::<SampledRegisters>().read() }
 }
@@ -45,10 +45,10 @@ pub const fn result(r: &pt_regs) -> u64 {
     r.regs[0]
 }
 
-/// The general register of this number, or `otherwise` if there is none.
+/// The general register with this number, or `otherwise` if there is none.
 #[inline(always)]
 pub fn numbered(r: &pt_regs, number: u8, otherwise: impl FnOnce() -> u64) -> u64 {
-    // An index that is not known is an offset from the context that the verifier does not take.
+    // With a variable index, the verifier would see a variable offset from the context, which it refuses.
     match number {
         0 => r.regs[0],
         1 => r.regs[1],
@@ -86,33 +86,35 @@ pub fn numbered(r: &pt_regs, number: u8, otherwise: impl FnOnce() -> u64) -> u64
     }
 }
 
-/// What functions hand back as they found it (AAPCS64, 6.1.1).
+/// The callee-saved registers (AAPCS64, 6.1.1).
 #[inline(always)]
 pub const fn kept(r: &pt_regs) -> [u64; 11] {
     let x = &r.regs;
     [x[19], x[20], x[21], x[22], x[23], x[24], x[25], x[26], x[27], x[28], x[reg::FP]]
 }
 
-/// Where the return address lies that a return probe replaces: in no memory, but in `x30`. 0, where nothing can be read.
+/// Where the return address is that a return probe replaces: here it is in `x30`, not in memory. So this is 0, where
+/// nothing can be read.
 #[inline(always)]
 pub const fn return_slot(_: &pt_regs) -> u64 {
     0
 }
 
-/// Whether these are registers of the kernel's code: it runs at another exception level than programs.
+/// Whether these are registers of the kernel's code: the kernel runs at another exception level than user code.
 #[inline(always)]
 pub const fn is_kernel(r: &pt_regs) -> bool {
     r.pstate & MODE != 0
 }
 
-/// The number of the system call that a thread is in, by the registers with which it entered the kernel: calls pass it in `x8`,
-/// which the kernel keeps. (`restart_syscall` it puts there itself: `setup_restart_syscall`, `arch/arm64/include/asm/syscall.h`.)
+/// The number of the thread's current system call, by the registers with which the thread entered the kernel: `x8`
+/// holds it, and the kernel keeps that. (For `restart_syscall`, the kernel writes it there itself:
+/// `setup_restart_syscall`, `arch/arm64/include/asm/syscall.h`.)
 #[inline(always)]
 pub const fn call_number(r: &pt_regs) -> u64 {
     r.regs[8]
 }
 
-/// Whether the system call of this number waits for events (`include/uapi/asm-generic/unistd.h`).
+/// Whether the system call with this number waits for events (`include/uapi/asm-generic/unistd.h`).
 #[inline(always)]
 pub const fn loop_wait(number: u64) -> LoopCall {
     match number {

@@ -37,8 +37,8 @@ pub const fn result(r: &pt_regs) -> u64 {
     r.rax
 }
 
-/// The general register of this number, or `otherwise` if there is none. Not an option: of those, the compiler makes code that
-/// is longer by a twentieth.
+/// The general register with this number, or `otherwise` if there is none. It does not return an option: for options,
+/// the compiler's code is longer by a twentieth.
 #[inline(always)]
 pub fn numbered(r: &pt_regs, number: u8, otherwise: impl FnOnce() -> u64) -> u64 {
     match number {
@@ -62,31 +62,31 @@ pub fn numbered(r: &pt_regs, number: u8, otherwise: impl FnOnce() -> u64) -> u64
     }
 }
 
-/// What functions hand back as they found it (System V psABI, 3.2.1).
+/// The callee-saved registers (System V psABI, 3.2.1).
 #[inline(always)]
 pub const fn kept(r: &pt_regs) -> [u64; 6] {
     [r.rbx, r.rbp, r.r12, r.r13, r.r14, r.r15]
 }
 
-/// Where the return address lies, wherever a return probe is put: on top of the stack.
+/// Where the return address is, at every point with a return probe: on top of the stack.
 #[inline(always)]
 pub const fn return_slot(r: &pt_regs) -> u64 {
     r.rsp
 }
 
-/// Whether these are registers of the kernel's code: it runs in ring 0.
+/// Whether these are registers of the kernel's code: the kernel runs in ring 0.
 #[inline(always)]
 pub const fn is_kernel(r: &pt_regs) -> bool {
     r.cs & 3 == 0
 }
 
-/// The number of the system call that a thread is in, by the registers with which it entered the kernel.
+/// The number of the thread's current system call, by the registers with which the thread entered the kernel.
 #[inline(always)]
 pub const fn call_number(r: &pt_regs) -> u64 {
     r.orig_rax
 }
 
-/// Whether the system call of this number waits for events (arch/x86/entry/syscalls/syscall_64.tbl).
+/// Whether the system call with this number waits for events (arch/x86/entry/syscalls/syscall_64.tbl).
 #[inline(always)]
 pub const fn loop_wait(number: u64) -> LoopCall {
     match number {

@@ -1,4 +1,4 @@
-//! Probes that do nothing: what the kernel takes to run a program at these instructions at all.
+//! Probes that do nothing: they show what it costs the kernel to run any program at these instructions.
 
 use aya_ebpf::macros::{uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RetProbeContext};

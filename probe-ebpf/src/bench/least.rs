@@ -1,6 +1,6 @@
-//! The least that probes which record can do: note the call, read a word of the target, hand over a record; and the least
-//! that tells who caused it: four reads of which each but the last needs the one before. What lj-trace does beyond that
-//! makes functions and lines of what was read, and sees to it that no event is lost or false.
+//! The least that recording probes can do: note the call, read a word of the target's memory, send a record. And the
+//! least that also finds the caller: four reads, each of which, but the last, needs the one before. What lj-trace does
+//! beyond that turns the values into functions and lines, and makes sure that no event is lost or wrong.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -26,13 +26,13 @@ use crate::pending;
 #[unsafe(link_section = "uprobe.multi")]
 pub extern "C" fn recording_session(context: *mut c_void) -> u32 {
     session(&ProbeContext::new(context), |event, context| {
-        // As a session that awaits its result has to know whose it is.
+        // A session that waits for its result has to know which call the result belongs to.
         event.place = UserMemory.read::<u64>(return_slot(context))?;
         Ok(())
     })
 }
 
-/// The same, for the first of the target's VMs.
+/// The same, with the caller, for the first of the target's VMs.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe.multi")]
 pub extern "C" fn attributing_session(context: *mut c_void) -> u32 {
@@ -53,7 +53,7 @@ fn session(
         send(event);
         return 0;
     }
-    // Where LuaJIT's own allocator has them at the probes.
+    // The registers in which LuaJIT's own allocator has its arguments at the probes.
     let [_, pointer, old_size, size] = arch::arguments(registers(context));
     let kind = AllocationKind::of_call(pointer, size);
     (event.kind, event.pointer, event.old_size, event.size, event.result) = (kind as u8, pointer, old_size, size, 0);
@@ -67,8 +67,8 @@ fn session(
     1
 }
 
-/// Reads what tells who allocates: the VM's state and coroutine; unless the garbage collector does, where that coroutine
-/// is, its function, and its PC.
+/// Reads what identifies the allocating code: the VM's state and coroutine, and, unless the garbage collector
+/// allocates, the coroutine's position, its function, and its PC.
 #[inline(always)]
 fn attribute(vm: &VmConfig, event: &mut AllocationEvent) -> Result<(), Unreadable> {
     let layout = &vm.layout;

@@ -1,4 +1,5 @@
-//! What the benchmark of allocation probes compares with (`cargo xtask bench memprof`). Only its own build has these programs.
+//! What the benchmark of allocation probes compares lj-trace with (`cargo xtask bench memprof`). Only the benchmark's
+//! own build has these programs.
 
 mod empty;
 mod least;

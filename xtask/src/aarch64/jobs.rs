@@ -1,4 +1,4 @@
-//! Which of the end-to-end tests run on arm64: those of what works there.
+//! Selects the end-to-end tests to run on arm64: those of features that work there.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,18 +12,18 @@ use crate::run::{output, run};
 use crate::test_binaries::{self, TestBinary};
 use crate::toolchain::Target;
 
-/// What runs a program of arm64 on this machine's own kernel.
+/// The emulator that runs arm64 programs on this machine's own kernel.
 pub const USER_EMULATOR: &str = "qemu-aarch64-static";
 
-/// Files of tests that run.
+/// The files of tests to run.
 const FILES: [&str; 5] = ["dump", "heap", "heap_pause", "layouts", "list"];
 
-/// What is asked for to have those that record.
+/// The filter that selects the tests which record.
 pub const RECORD: &str = "record";
-/// Files of these: they take longer, so they run when they are asked for.
+/// The files of these tests: they take longer, so they run only on request.
 const RECORDING: [&str; 1] = ["oracle"];
 
-/// Tests of these that do not, and the reason.
+/// Tests in these files that do not run, and the reason.
 const LEFT_OUT: &[(&str, &str)] = &[];
 
 /// Builds the tests, and lists those whose file's or own name contains `filter`.
@@ -39,7 +39,7 @@ pub fn build(filter: Option<&str>) -> Result<Jobs> {
     let is_wanted = |(file, name): &(&str, &str)| match filter {
         Some(RECORD) => RECORDING.contains(file) && !is_left_out(file, name),
         None => FILES.contains(file) && !is_left_out(file, name),
-        // What is asked for by its whole name runs in any case.
+        // A test whose full name is the filter runs in any case.
         Some(filter) => {
             filter == *name
                 || RECORDING.contains(&filter) && filter == *file
@@ -55,7 +55,7 @@ pub fn build(filter: Option<&str>) -> Result<Jobs> {
     Ok(Jobs { jobs, left_out })
 }
 
-/// Builds the C libraries of the oracle's programs in a folder, where the machine has no compiler.
+/// Builds the C libraries of the oracle's programs in a folder, because the emulated machine has no compiler.
 pub fn build_libraries(folder: &Path) -> Result<()> {
     let mut cargo = Target::Aarch64.cargo_for_tests("build")?;
     run(cargo.args(["--package", END_TO_END, "--bin", "oracle"]))?;

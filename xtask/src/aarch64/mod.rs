@@ -1,7 +1,7 @@
-//! `cargo xtask test --arch aarch64`: the end-to-end tests of what works on arm64, in an emulated machine of that kind.
+//! `cargo xtask test --arch aarch64`: the end-to-end tests of features that work on arm64, in an emulated machine.
 //!
-//! Its root is a Debian for arm64, unpacked; the clone is seen in its own place, read-only. The tests are those of every other
-//! machine, cross-built.
+//! Its root is an unpacked Debian for arm64; the clone is mounted read-only at its own path. The tests are the same as
+//! on other machines, but cross-compiled.
 
 mod jobs;
 mod root;
@@ -22,7 +22,7 @@ use crate::toolchain::Target;
 use crate::{apt, paths};
 use root::Root;
 
-/// Programs that the tests know, and that are not there: packages for arm64 exist of few others.
+/// Programs of the tests that are not available, because there is no arm64 package.
 const WITHOUT: &str = "tarantool,dnsdist,knot-resolver,wrk,sysbench,lupa,go,chromium,otelcol,pyroscope,parca,npm-packages,duckdb,\
                        luajit-2.0,luajit-no-jit,luajit-no-ffi,perf,gdb,tmux";
 
@@ -83,7 +83,7 @@ pub fn test(filter: Option<&str>, minutes: u64) -> Result<()> {
 /// Builds lj-trace.
 fn build() -> Result<std::path::PathBuf> {
     if let Some(binary) = std::env::var_os("LJ_TRACE_BIN") {
-        // One that was built before.
+        // It was built before.
         return Ok(binary.into());
     }
     let object = build_bpf(BpfPrograms::Shipped, Some(Target::Aarch64))?;
@@ -92,12 +92,12 @@ fn build() -> Result<std::path::PathBuf> {
     Ok(built("debug"))
 }
 
-/// Where cargo puts lj-trace.
+/// The path where cargo puts lj-trace.
 fn built(profile: &str) -> std::path::PathBuf {
     paths::target().join(Target::Aarch64.name()).join(profile).join("lj-trace")
 }
 
-/// `cargo xtask build --arch aarch64`: lj-trace as far as it works there.
+/// `cargo xtask build --arch aarch64`: builds lj-trace as far as it works there.
 ///
 /// # Errors
 /// It cannot be built.

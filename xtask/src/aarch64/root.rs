@@ -1,5 +1,5 @@
-//! A Debian for arm64, unpacked into a folder: its programs, which QEMU runs, and a kernel. Nothing of it is installed: an apt of
-//! its own, which leaves this system's alone, fetches the packages.
+//! A Debian for arm64, unpacked into a folder: its programs, which QEMU runs, and a kernel. Nothing is installed: an
+//! apt with its own configuration, which leaves this system's alone, fetches the packages.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,16 +11,17 @@ use anyhow::{Context as _, Result, bail};
 use crate::paths;
 use crate::run::{output, run};
 
-/// The release that has all of the programs.
+/// The Debian release that has all of the programs.
 const RELEASE: &str = "bookworm";
 /// Its packages.
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// Its security updates.
 const SECURITY: &str = "http://deb.debian.org/debian-security";
-/// What signs both.
+/// The keys that sign both.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// What is in the root, with all that these depend on: programs with LuaJIT, and what the tests' script and programs run.
+/// The packages in the root, besides their dependencies: programs with LuaJIT, and what the tests' script and programs
+/// run.
 const PACKAGES: [&str; 20] = [
     "luajit",
     "nginx",
@@ -44,38 +45,38 @@ const PACKAGES: [&str; 20] = [
     "iproute2",
 ];
 
-/// Programs that exclude others, by the name that the tests know them by: each in a folder of its own.
+/// Programs that exclude others, by their names among the tests: each is in a folder of its own.
 const APART: [(&str, &[&str]); 1] = [("luajit2", &["luajit2", "libluajit2-5.1-2"])];
 
 /// The packages of the root that the tests expect in a folder of their own.
 const IN_ROOT: [&str; 4] = ["nginx", "libnginx-mod-http-lua", "libnginx-mod-http-ndk", "neovim"];
 
-/// Where, in the folder with all of it, the tests look for programs.
+/// The folder with programs for the tests, relative to the folder of this module.
 const PROGRAMS: &str = "root/lj-trace/programs";
 
-/// The kernel: it has what shares folders built in.
+/// The kernel package: it has the drivers for shared folders built in.
 const KERNEL: &str = "linux-image-6\\.12.*-cloud-arm64$";
 
-/// The folder with all of it.
+/// The folder for everything.
 fn folder() -> PathBuf {
     paths::cache().join("aarch64")
 }
 
-/// What there is.
+/// The unpacked system.
 pub struct Root {
     /// The root.
     pub root: PathBuf,
     /// The kernel.
     pub vmlinuz: PathBuf,
-    /// What stands for the folder `target` of the clone, as the machine sees it: programs are in there.
+    /// The path of the clone's `target` folder inside the machine: the programs are there.
     pub target: &'static str,
 }
 
 impl Root {
-    /// What there is; what is missing is fetched.
+    /// The unpacked system. Fetches what is missing.
     ///
     /// # Errors
-    /// It cannot be.
+    /// Something cannot be fetched.
     pub fn find() -> Result<Self> {
         let folder = folder();
         let done = folder.join("complete");
@@ -83,7 +84,7 @@ impl Root {
             fetch(&folder)?;
             fs::write(&done, "")?;
         }
-        // Each time: what was fetched before may lack some.
+        // Each time, because an earlier fetch may lack some.
         for name in IN_ROOT {
             let place = folder.join(PROGRAMS).join(name);
             if place.symlink_metadata().is_err() {
@@ -97,10 +98,10 @@ impl Root {
         Ok(Self { root: folder.join("root"), vmlinuz, target: "/lj-trace" })
     }
 
-    /// Makes a folder to which another one is mounted in the machine, in the same place as here.
+    /// Creates the mount point for a folder of this machine, at the same path inside the root.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// It cannot be created.
     pub fn make_place_for(&self, folder: &Path) -> Result<()> {
         let place = self.root.join(folder.strip_prefix("/")?);
         fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))
@@ -114,11 +115,11 @@ fn fetch(folder: &Path) -> Result<()> {
     let apt = Apt::set_up(&folder.join("apt"))?;
     eprintln!("fetching a Debian for arm64 into {}", folder.display());
     apt.update()?;
-    // One after the other: of some, apt cannot say which it would have in the end.
+    // One after another: asked for all at once, apt cannot decide between some alternatives.
     PACKAGES.iter().try_for_each(|package| apt.download_with_dependencies(package))?;
     let root = folder.join("root");
     apt.unpack(&root)?;
-    // No package's script has run.
+    // No package's script has run, so these files are missing.
     fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/bash\n")?;
     fs::write(root.join("etc/group"), "root:x:0:\n")?;
     let shell = root.join("bin/sh");
@@ -136,7 +137,7 @@ fn fetch(folder: &Path) -> Result<()> {
     apt.unpack(&folder.join("kernel"))
 }
 
-/// An apt for arm64 that knows of nothing that is installed.
+/// An apt for arm64 that sees no installed packages.
 struct Apt {
     folder: PathBuf,
 }
@@ -189,7 +190,7 @@ impl Apt {
         run(self.command("apt-get").args(["--quiet", "--quiet", "download", package]))
     }
 
-    /// The names of packages that match, the lowest version first.
+    /// The names of matching packages, lowest version first.
     fn names(&self, pattern: &str) -> Vec<String> {
         let found = output(self.command("apt-cache").args(["search", "--names-only", pattern])).unwrap_or_default();
         let mut names: Vec<_> = found.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect();
@@ -197,7 +198,7 @@ impl Apt {
         names
     }
 
-    /// Unpacks what was downloaded.
+    /// Unpacks the downloads.
     fn unpack(&self, into: &Path) -> Result<()> {
         fs::create_dir_all(into)?;
         for entry in self.archives().read_dir()?.flatten() {
@@ -211,7 +212,7 @@ impl Apt {
     }
 }
 
-/// The numbers in a name, which tell a later version from an earlier one.
+/// The numbers in a name, by which to compare versions.
 fn numbers(name: &str) -> Vec<u64> {
     name.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
 }

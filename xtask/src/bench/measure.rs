@@ -1,5 +1,5 @@
-//! What benchmarks measure with: a workload of a fixed amount of work, the resources that a profiler used, and
-//! medians with their spread.
+//! The means of benchmarks: a workload with a fixed amount of work, the resources that a profiler used, and medians
+//! with their spread.
 
 use std::fmt;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -17,7 +17,7 @@ pub struct Workload {
     stdout: BufReader<ChildStdout>,
 }
 
-/// What the workload's work took, as it measured itself, in seconds.
+/// The time that the workload took, as it measured itself, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Times {
     /// CPU time.
@@ -27,8 +27,8 @@ pub struct Times {
 }
 
 impl Workload {
-    /// Starts `script` with its arguments by a command, a LuaJIT perhaps after what runs it, and waits until it is
-    /// ready.
+    /// Starts `script` with its arguments, and waits until it is ready. `command` is a LuaJIT, or a launcher followed
+    /// by a LuaJIT.
     pub fn start(command: &[&str], script: &str, args: &[&str]) -> Result<Self> {
         let [program, before @ ..] = command else { bail!("no program to run the workload on") };
         let mut command = Command::new(program);
@@ -48,7 +48,7 @@ impl Workload {
         self.child.0.id()
     }
 
-    /// Lets it do its work, and gives what that took. It exits then, but is not waited for.
+    /// Lets the workload do its work, and returns how long that took. The workload then exits, but is not waited for.
     pub fn work(&mut self) -> Result<Times> {
         let stdin = self.child.0.stdin.as_mut().context("the workload's input is not piped")?;
         stdin.write_all(b"go\n")?;
@@ -68,16 +68,16 @@ fn parse_times(line: &str) -> Option<Times> {
     Some(Times { cpu: cpu.parse().ok()?, wall: wall.parse().ok()? })
 }
 
-/// What a process used in its life.
+/// The resources that a process has used in its life.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
     /// CPU time in seconds, in user space and in the kernel.
     pub cpu: f64,
-    /// The most memory it had resident, in MiB.
+    /// Its peak resident memory, in MiB.
     pub peak_memory: f64,
 }
 
-/// Waits for a child and gives what it used; fails if the child did.
+/// Waits for a child, and returns the resources that it used. Fails if the child did.
 pub fn wait(child: &mut Child) -> Result<Usage> {
     let pid = libc::pid_t::try_from(child.id()).context("a process id beyond pid_t")?;
     let mut status = 0;
@@ -91,7 +91,7 @@ pub fn wait(child: &mut Child) -> Result<Usage> {
     // SAFETY: it was zeroed, which is a valid `rusage`, and wait4 has filled it since.
     let usage = unsafe { usage.assume_init() };
     let by_interrupt = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGINT;
-    // perf ends as if by the SIGINT that stopped it.
+    // perf exits as if the SIGINT that stopped it had killed it.
     let exited_well = libc::WIFEXITED(status) && [0, 128 + libc::SIGINT].contains(&libc::WEXITSTATUS(status));
     if !exited_well && !by_interrupt {
         bail!("the profiler failed: wait status {status:#x}");
@@ -123,7 +123,7 @@ impl Series {
         self.0.push(value);
     }
 
-    /// The value at a fraction of the way from the least to the greatest; 0 if there is none.
+    /// The value at a fraction of the way from the least to the greatest; 0 if there are no values.
     pub fn quantile(&self, fraction: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);

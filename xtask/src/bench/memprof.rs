@@ -1,9 +1,9 @@
 //! `cargo xtask bench memprof`: what recording every allocation costs the target, event for event.
 //!
-//! The workload allocates and frees in a tight loop on one core, the profiler runs on another. Each round runs it
-//! under every profiler and bare, in an order that rotates. The CPU time that a run takes longer than the bare one
-//! of its round, over the number of events, is the cost of an event; empty probes at the instructions that lj-trace
-//! has chosen tell how much of that is the kernel's own.
+//! The workload allocates and frees in a tight loop on one core; the profiler runs on another. Each round runs it under
+//! every profiler and without one, in a rotating order. The extra CPU time of a run, compared to the run without a
+//! profiler in the same round, divided by the number of events, is the cost of an event. Empty probes at the
+//! instructions that lj-trace has chosen show how much of that is the kernel's own cost.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -45,17 +45,17 @@ pub struct Options {
 enum Profiler {
     None,
     EmptyProbes,
-    /// The least that probes can do which record: note the call, read a word, hand over an event.
+    /// The least that recording probes can do: note the call, read a word, send an event.
     RecordingProbes,
-    /// The least that tells who caused it: the same with four reads.
+    /// The least that also finds the caller: the same with four reads.
     AttributingProbes,
     LjTrace,
     Bpftrace,
-    /// Tarantool's own.
+    /// Tarantool's own profiler.
     InProcess,
 }
 
-/// What is measured on any LuaJIT.
+/// The profilers that work with any LuaJIT.
 const OUTSIDE: [Profiler; 6] = [
     Profiler::None,
     Profiler::EmptyProbes,
@@ -64,16 +64,17 @@ const OUTSIDE: [Profiler; 6] = [
     Profiler::LjTrace,
     Profiler::Bpftrace,
 ];
-/// What is measured on one that has a profiler of its own.
+/// The profilers for a LuaJIT that has a profiler of its own.
 const BOTH_SIDES: [Profiler; 4] = [Profiler::None, Profiler::EmptyProbes, Profiler::LjTrace, Profiler::InProcess];
 
 /// The cores of the target and of the profiler.
 const TARGET_CORE: &str = "0";
 const PROFILER_CORE: &str = "1";
 
-/// bpftrace does not say when it has attached: its first breakpoint is seen, and the second has been there by then.
+/// bpftrace does not say when it has attached. Its first breakpoint can be seen, and after this time the second one is
+/// there, too.
 const BPFTRACE_ATTACHES_WITHIN: Duration = Duration::from_secs(1);
-/// How long that is waited for.
+/// How long to wait for the first breakpoint.
 const BREAKPOINT_COMES_WITHIN: Duration = Duration::from_secs(60);
 
 /// One run.
@@ -82,27 +83,27 @@ struct Run {
     profiler: Option<Report>,
 }
 
-/// What came of the profiler.
+/// What the profiler left behind.
 struct Report {
     usage: Usage,
     /// CPU time while the workload worked, in seconds.
     cpu_during_work: f64,
-    /// All that it said.
+    /// Its whole output.
     said: String,
 }
 
 /// Figures over the rounds.
 #[derive(Default)]
 struct Figures {
-    /// In microseconds.
+    /// Cost per event, in microseconds.
     cost: Series,
-    /// To that of empty probes.
+    /// The cost relative to that of empty probes.
     ratio: Series,
     /// Events a second, in millions.
     rate: Series,
-    /// In percent of one core, while the workload worked.
+    /// CPU use in percent of one core, while the workload worked.
     profiler_cpu: Series,
-    /// In MiB.
+    /// Peak memory, in MiB.
     profiler_memory: Series,
 }
 
@@ -143,7 +144,7 @@ struct Subject<'a> {
     profilers: &'a [Profiler],
     options: &'a Options,
     binary: &'a Path,
-    /// Puts in probes that do less.
+    /// The program that inserts simpler probes.
     bare_probes: &'a Path,
     scratch: &'a Path,
 }
@@ -217,7 +218,7 @@ impl Subject<'_> {
         let before = cpu_time_so_far(child.0.id());
         let times = workload.work()?;
         let cpu_during_work = cpu_time_so_far(child.0.id()) - before;
-        // lj-trace ends with its target, and takes a signal after that for impatience.
+        // lj-trace ends with its target, and would take a signal after that for impatience.
         if profiler == Profiler::Bpftrace {
             signal(&child.0, libc::SIGINT)?;
         }
@@ -227,7 +228,7 @@ impl Subject<'_> {
         Ok(Run { times, profiler: Some(Report { usage, cpu_during_work, said }) })
     }
 
-    /// What profiles the target from outside.
+    /// The command that profiles the target from outside.
     fn command(self, profiler: Profiler, pid: u32, allocator: &Allocator) -> Command {
         let Self { binary, bare_probes, scratch, .. } = self;
         let mut command = Command::new("taskset");
@@ -242,7 +243,7 @@ impl Subject<'_> {
                 let at = |probe: &str| format!("{probe}:{file}:{offset:#x}");
                 let script =
                     format!("{} {{ @calls = count(); }} {} {{ @returns = count(); }}", at("uprobe"), at("uretprobe"));
-                // It refuses addresses in files without symbols otherwise.
+                // Without this, bpftrace refuses addresses in files without symbols.
                 command.args(["bpftrace", "--unsafe", "-p", &pid, "-e", &script]);
                 return command;
             }
@@ -279,7 +280,7 @@ impl Subject<'_> {
     }
 }
 
-/// Reads until lj-trace, or what puts in other probes, says that it records from now on.
+/// Reads until lj-trace, or the program with the simpler probes, says that it records from now on.
 fn wait_until_attached(stderr: &mut BufReader<ChildStderr>) -> Result<()> {
     let mut said = String::new();
     loop {
@@ -307,17 +308,17 @@ impl Profiler {
     }
 }
 
-/// Where the target's allocator is.
+/// The target's allocator.
 struct Allocator {
-    /// In memory.
+    /// Its address in memory.
     address: u64,
     file: String,
-    /// In the file.
+    /// Its offset in the file.
     offset: u64,
 }
 
 impl Allocator {
-    /// Lets lj-trace find it in the target.
+    /// Makes lj-trace find it in the target.
     fn find(pid: u32, binary: &Path) -> Result<Self> {
         let mut command = Command::new(binary);
         command.args(["record", "--mode", "memprof", "--no-limit", "--verbose", "--duration", "1ms"]);
@@ -332,7 +333,7 @@ impl Allocator {
         found.context("the allocator is in no file")
     }
 
-    /// Where it is, if it is in the mapping that a line of `/proc/PID/maps` tells of.
+    /// The allocator, if it is in the mapping that this line of `/proc/PID/maps` describes.
     fn in_mapping(line: &str, address: u64) -> Option<Self> {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();

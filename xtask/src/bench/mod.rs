@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: what profiling costs, measured side by side in one run.
+//! `cargo xtask bench`: the cost of profiling, measured side by side in one run.
 
 mod measure;
 mod memprof;

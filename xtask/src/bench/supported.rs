@@ -1,5 +1,5 @@
-//! Benchmarks that need what the tests have: real programs, servers under load, workloads that know the truth. They are
-//! the binary `bench` of that crate.
+//! Benchmarks that need the means of the tests: real programs, servers under load, workloads that know the truth. They
+//! are the binary `bench` of the tests' crate.
 
 use std::path::PathBuf;
 
@@ -227,13 +227,13 @@ pub struct Waits {
     binary: Option<PathBuf>,
 }
 
-/// Measures what it costs to look at coroutines.
+/// Measures the cost of looking at coroutines.
 pub fn waits(options: &Waits) -> Result<()> {
     let Waits { coroutines, seconds, program, binary } = options;
     bench("waits", &[coroutines.to_string(), seconds.to_string(), program.clone()], binary.clone())
 }
 
-/// Measures what estimates are worth, and what they cost.
+/// Measures the accuracy of estimates, and their cost.
 pub fn bounded(options: &Bounded) -> Result<()> {
     let Bounded { seconds, runs, starve, blocks, workloads, programs, binary } = options;
     let numbers = [seconds, runs, starve, blocks].map(u32::to_string);
@@ -241,7 +241,7 @@ pub fn bounded(options: &Bounded) -> Result<()> {
     bench("bounded", &arguments, binary.clone())
 }
 
-/// Measures what samples cost.
+/// Measures the cost of samples.
 pub fn sampler(options: &Sampler) -> Result<()> {
     let Sampler { rounds, rates, workloads, program, binary } = options;
     let rates: Vec<String> = rates.iter().map(u32::to_string).collect();
@@ -249,7 +249,7 @@ pub fn sampler(options: &Sampler) -> Result<()> {
     bench("sampler", &arguments, binary.clone())
 }
 
-/// Measures what samples cost at context switches.
+/// Measures the cost of samples at context switches.
 pub fn switches(options: &Switches) -> Result<()> {
     let Switches { rounds, rates, events, program, binary } = options;
     let rates: Vec<String> = rates.iter().map(u32::to_string).collect();
@@ -257,18 +257,18 @@ pub fn switches(options: &Switches) -> Result<()> {
     bench("switches", &arguments, binary.clone())
 }
 
-/// Measures what time off the CPU costs where there are many context switches.
+/// Measures the cost of recording time off the CPU with many context switches.
 pub fn off_cpu(options: &OffCpu) -> Result<()> {
     let OffCpu { rounds, program, binary } = options;
     bench("offcpu", &[rounds.to_string(), program.clone()], binary.clone())
 }
 
-/// Measures what it costs nginx that its event loop is looked at.
+/// Measures what it costs nginx to have its event loop watched.
 pub fn blockers(options: &Blockers) -> Result<()> {
     bench("blockers", &[options.seconds.to_string()], options.binary.clone())
 }
 
-/// Measures what clients of a server feel while its leak is looked for.
+/// Measures what the clients of a server notice while lj-trace searches for its leak.
 pub fn leak(options: &Leak) -> Result<()> {
     let Leak { seconds, rounds, binary } = options;
     bench("leak", &[seconds.to_string(), rounds.to_string()], binary.clone())
@@ -286,6 +286,6 @@ fn bench(name: &str, arguments: &[String], binary: Option<PathBuf>) -> Result<()
     let mut cargo = host_cargo("run")?;
     cargo.args(["--quiet", "--package", END_TO_END, "--bin", "bench", "--", name]).args(arguments);
     cargo.env("LJ_TRACE_BIN", binary).env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(","));
-    // Errors say what went wrong; where in the benchmark does not matter.
+    // Errors say what went wrong; the place in the benchmark does not matter.
     run(cargo.env("RUST_LIB_BACKTRACE", "0"))
 }

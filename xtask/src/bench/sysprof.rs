@@ -53,13 +53,13 @@ const PROFILERS: [Profiler; 6] = [
     Profiler::LjTrace { rate: 1000 },
     Profiler::Perf { rate: 99 },
     Profiler::Perf { rate: 1000 },
-    // Bare twice: how far its two ratios lie apart is the noise that the others must be read against.
+    // Without a profiler twice: the difference between the two ratios is the noise of the measurement.
     Profiler::None,
 ];
 
-/// The word in the line on standard error by which lj-trace says that it samples from now on.
+/// The word in lj-trace's standard error that announces the start of sampling.
 const ATTACHED: &str = "attached";
-/// perf says nothing when it has attached; this has been ample.
+/// perf prints nothing when it has attached; this time has been ample.
 const PERF_ATTACHES_WITHIN: Duration = Duration::from_millis(500);
 
 /// One run.
@@ -68,13 +68,13 @@ struct Run {
     profiler: Option<Cost>,
 }
 
-/// What the profiler used.
+/// The resources that the profiler used.
 struct Cost {
-    /// In its whole life.
+    /// During its whole life.
     all: Usage,
     /// CPU time while the workload worked, in seconds.
     cpu_during_work: f64,
-    /// How long it took to begin sampling, if that could be told.
+    /// How long it took to start sampling, if known.
     attach: Option<Duration>,
 }
 
@@ -83,13 +83,13 @@ struct Cost {
 struct Figures {
     cpu_ratio: Series,
     wall_ratio: Series,
-    /// In percent of one core, while the workload worked.
+    /// CPU use in percent of one core, while the workload worked.
     profiler_cpu: Series,
-    /// In seconds, its start and the writing of its files included.
+    /// CPU time in seconds, including the start and the writing of files.
     profiler_cpu_in_all: Series,
-    /// In MiB.
+    /// Peak memory, in MiB.
     profiler_memory: Series,
-    /// In milliseconds.
+    /// Time to attach, in milliseconds.
     attach: Series,
 }
 
@@ -162,7 +162,7 @@ fn profiled_run(profiler: Profiler, options: &Options, binary: &Path, scratch: &
     let before = cpu_time_so_far(child.0.id());
     let times = workload.work()?;
     let cpu_during_work = cpu_time_so_far(child.0.id()) - before;
-    // The profiler may have seen the target's end already; then the signal finds it on its way out, or ended.
+    // The profiler may have seen the target's end already; then the signal reaches it while it is ending, or after.
     signal(&child.0, libc::SIGINT)?;
     let all = wait(&mut child.0).with_context(|| format!("{profiler:?}"))?;
     drain.join().expect("draining a pipe does not panic");

@@ -1,4 +1,4 @@
-//! A system of another release, with nothing in it that a package does not bring along.
+//! A system of another release that contains only what a package brings along.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,16 @@ use super::Packages;
 use crate::paths;
 use crate::run::{Guarded, is_root, output, run_quietly};
 
-/// The oldest release that packages are for.
+/// The oldest release that the packages support.
 const OLDEST: &str = "bullseye";
-/// How long the tests may take to make it where there is none yet, in seconds.
+/// How long the tests may take to create it, if there is none yet, in seconds.
 const PATIENCE: u64 = 40;
 
 /// The folder of such a system.
 pub struct CleanRoot(PathBuf);
 
 impl CleanRoot {
-    /// The one that the tests use; [`None`], with the reason said, where it cannot be had soon.
+    /// The system that the tests use; [`None`], after printing the reason, if it cannot be created quickly.
     pub fn of_tests() -> Result<Option<Self>> {
         if !is_root() {
             println!("NOT RUN: the packages in a clean root: that takes root");
@@ -38,8 +38,9 @@ impl CleanRoot {
         }
     }
 
-    /// Makes one of a release, if it is not there yet, within `limit` seconds if there is a limit. The files of all
-    /// packages that every system has are there, not configured: that takes most of the time, and nothing here needs it.
+    /// Creates a system of a release, if it does not exist yet, within `limit` seconds if there is a limit. The files
+    /// of all essential packages are unpacked, but not configured: configuring takes most of the time, and nothing here
+    /// needs it.
     pub fn make(release: &str, folder: &Path, limit: Option<u64>) -> Result<Self> {
         let complete = folder.join("complete");
         if complete.exists() {
@@ -58,11 +59,11 @@ impl CleanRoot {
         command.arg(folder);
         let made = run_quietly(command.arg(mirror));
         if made.is_err() {
-            // Half of one is none.
+            // A half-finished system is useless.
             let _ = fs::remove_dir_all(folder);
         }
         made.with_context(|| format!("debootstrap of {release}"))?;
-        // In a container debootstrap makes it a link to itself.
+        // In a container, debootstrap makes it a link to itself.
         let proc = folder.join("proc");
         if proc.is_symlink() {
             fs::remove_file(&proc)?;
@@ -72,7 +73,7 @@ impl CleanRoot {
         Ok(Self(folder.to_owned()))
     }
 
-    /// Installs the package, looks at what it brought, and has both binaries record a process of this machine.
+    /// Installs the package, inspects what it installed, and makes both binaries record a process of this machine.
     pub fn check(&self, packages: &Packages) -> Result<()> {
         let inside = self.0.join("tmp/dist");
         if inside.exists() {
@@ -86,7 +87,7 @@ impl CleanRoot {
         let target = Guarded(target.stdin(Stdio::null()).spawn().context("cannot run luajit")?);
         std::thread::sleep(Duration::from_millis(100));
         let pid = target.0.id();
-        // In namespaces of its own: what is mounted is gone with it.
+        // In namespaces of its own, so that the mounts disappear with it.
         let script = format!(
             "set -e
             mount --make-rprivate /

@@ -1,4 +1,4 @@
-//! The files of a package, where they belong.
+//! The files of a package, at their places.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -17,7 +17,7 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "usr/share/fish/vendor_completions.d/lj-trace.fish"),
 ];
 
-/// Texts that go along.
+/// Texts to include.
 const TEXTS: [&str; 7] = [
     "README.md",
     "SECURITY.md",
@@ -28,13 +28,13 @@ const TEXTS: [&str; 7] = [
     "packaging/grafana/lj-trace-agent.json",
 ];
 
-/// Units of systemd. None is enabled by installing it.
+/// systemd units. Installing the package enables none of them.
 const UNITS: [&str; 2] = ["lj-trace@.service", "lj-trace-agent.service"];
 
-/// The agent's configuration: what people have changed in it stays when another version is installed.
+/// The agent's configuration: a user's changes survive an upgrade.
 pub const CONFIGURATION: &str = "etc/lj-trace/agent.toml";
 
-/// What a package is for, in lines.
+/// The description of the package, in lines.
 pub const DESCRIPTION: &str = "\
 Shows where the CPU time of a running LuaJIT program goes and what allocates
 its memory: from outside, by eBPF, without a rebuild or a restart. Writes
@@ -46,14 +46,14 @@ of a host, and sends their profiles to OpenTelemetry, Pyroscope or Parca.";
 pub struct Stage(PathBuf);
 
 impl Stage {
-    /// Fills it.
+    /// Fills the folder.
     pub fn fill(binary: &Path, version: &str) -> Result<Self> {
         let stage = Self(paths::target().join("dist/stage"));
         if stage.0.exists() {
             fs::remove_dir_all(&stage.0)?;
         }
         let program = stage.file("usr/bin/lj-trace")?;
-        // Symbols stay: they name the functions where something panics. What lines they have does not matter to users.
+        // Symbols stay: they name the functions in a panic. Users do not need line numbers.
         run_quietly(Command::new("objcopy").arg("--strip-debug").arg(binary).arg(&program))?;
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
         let pages = stage.file("usr/share/man/man1/lj-trace.1")?;
@@ -88,7 +88,7 @@ impl Stage {
         &self.0
     }
 
-    /// A file in it, whose folder is there.
+    /// The path of a file in it. Creates its folder.
     fn file(&self, place: &str) -> Result<PathBuf> {
         let file = self.0.join(place);
         fs::create_dir_all(file.parent().unwrap_or(&file))?;
@@ -96,7 +96,7 @@ impl Stage {
     }
 }
 
-/// What the package says of itself (deb-control(5)).
+/// The control file of the package (deb-control(5)).
 fn control(version: &str, kilobytes: u64) -> String {
     format!(
         "Package: lj-trace\n\
@@ -119,7 +119,7 @@ mod tests {
     fn a_control_file_has_a_line_for_each_field() {
         let text = control("1.2.3", 7);
         assert!(text.contains("\nVersion: 1.2.3\n") && text.contains("\nInstalled-Size: 7\n"));
-        // The lines that go on begin with a space, all others with a field's name.
+        // Continuation lines begin with a space, all others with a field name.
         assert!(text.lines().all(|line| line.starts_with(' ') || line.contains(": ")), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! An OCI image (image-spec 1.1) with the static binary and nothing else. The same binary makes the same bytes.
+//! An OCI image (image-spec 1.1) that contains only the static binary. The same binary results in the same bytes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 
 use crate::run::{output, run_quietly};
 
-/// Where the program is in the image.
+/// The path of the program in the image.
 const PROGRAM: &str = "/usr/bin/lj-trace";
 
-/// A file of an image, named by what is in it.
+/// A file of an image, named by its digest.
 struct Blob {
     digest: String,
     size: u64,
 }
 
 impl Blob {
-    /// Takes a file into the folder of blobs.
+    /// Adds a file to the folder of blobs.
     fn of(file: &Path, blobs: &Path) -> Result<Self> {
         let hash = sha256(file)?;
         let size = fs::metadata(file)?.len();
@@ -27,7 +27,7 @@ impl Blob {
         Ok(Self { digest: format!("sha256:{hash}"), size })
     }
 
-    /// The same for a value.
+    /// The same for a JSON value.
     fn of_json(value: &Value, blobs: &Path) -> Result<Self> {
         let file = blobs.join("new");
         fs::write(&file, value.to_string())?;
@@ -39,7 +39,7 @@ impl Blob {
     }
 }
 
-/// Makes the image of a binary, in `folder`, which is made anew, and packs it into one file.
+/// Creates the image of a binary in `folder`, which is emptied first, and packs it into one file.
 pub fn pack(binary: &Path, version: &str, folder: &Path, into: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder)?;
@@ -87,12 +87,12 @@ pub fn pack(binary: &Path, version: &str, folder: &Path, into: &Path) -> Result<
     archive(&layout, into)
 }
 
-/// Where the image of a version is.
+/// The file name for the image of a version.
 pub fn name(version: &str) -> PathBuf {
     format!("lj-trace-{version}-x86_64-image.tar").into()
 }
 
-/// Packs a folder without anything of this machine: no times, no owners, no order of its own.
+/// Packs a folder without traces of this machine: no times, no owners, a fixed order.
 fn archive(folder: &Path, into: &Path) -> Result<()> {
     let mut tar = Command::new("tar");
     tar.args(["--format=ustar", "--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]);
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(make("one"), make("other"));
         let layout = folder.path().join("one/layout");
         let read = |file: &Path| serde_json::from_slice::<Value>(&fs::read(file).unwrap()).unwrap();
-        // Each descriptor is of a blob that is there, with its size and digest.
+        // Each descriptor refers to an existing blob, with the right size and digest.
         let blob = |descriptor: &Value| {
             let hash = descriptor["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
             let file = layout.join("blobs/sha256").join(hash);

@@ -1,5 +1,4 @@
-//! `cargo xtask dist`: what is handed out, packages, a tarball and an image, of the binary that runs on any Linux of these
-//! years.
+//! `cargo xtask dist`: packages, a tarball and an image of the binary that runs on any recent Linux.
 
 mod clean_root;
 mod files;
@@ -27,19 +26,19 @@ pub struct Options {
     binary: Option<PathBuf>,
 }
 
-/// What was made.
+/// The files that were made.
 pub struct Packages {
-    /// For Debian and its relatives.
+    /// The package for Debian and its relatives.
     pub deb: PathBuf,
-    /// For Fedora and its relatives, where there is an `rpmbuild`.
+    /// The package for Fedora and its relatives, if there is an `rpmbuild`.
     pub rpm: Option<PathBuf>,
-    /// For all others.
+    /// The tarball for all other systems.
     pub tarball: PathBuf,
-    /// For containers: an OCI image.
+    /// The OCI image for containers.
     pub image: PathBuf,
 }
 
-/// Builds, and packs.
+/// Builds and packs.
 pub fn dist(options: &Options) -> Result<()> {
     let binary = match &options.binary {
         Some(binary) => binary.canonicalize().with_context(|| format!("no {}", binary.display()))?,
@@ -64,7 +63,7 @@ pub fn dist(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The step of `cargo xtask test`: packs the binary, and tries the packages where that takes seconds.
+/// A step of `cargo xtask test`: packs the binary, and tries the packages where that takes seconds.
 pub fn check(binary: &Path) -> Result<()> {
     if paths::find_command("dpkg-deb").is_none() {
         println!("NOT RUN: packages: this system has no dpkg-deb");
@@ -103,15 +102,15 @@ fn pack(binary: &Path) -> Result<Packages> {
     Ok(Packages { deb, rpm, tarball, image })
 }
 
-/// `0.1.0`, as the binary itself says.
+/// The version, as the binary itself reports it: `0.1.0`.
 fn version(binary: &Path) -> Result<String> {
     let said = output(Command::new(binary).arg("--version"))?;
     let version = said.trim().strip_prefix("lj-trace ").with_context(|| format!("lj-trace says {said:?}"))?;
     Ok(version.to_owned())
 }
 
-/// A binary that needs no library runs wherever the kernel does: glibc's symbols of this machine may be newer than those
-/// of Debian 11 and Ubuntu 20.04 (2.31).
+/// A binary without shared libraries runs wherever the kernel does. A dynamic one might need newer glibc symbols than
+/// those of Debian 11 and Ubuntu 20.04 (2.31).
 fn expect_static(binary: &Path) -> Result<()> {
     let headers = output(Command::new("readelf").args(["--program-headers", "--dynamic", "--wide"]).arg(binary))?;
     if headers.contains("INTERP") || headers.contains("(NEEDED)") {

@@ -1,4 +1,4 @@
-//! The package for Fedora, openSUSE and their relatives, of the same files as the `.deb`.
+//! The package for Fedora, openSUSE and their relatives, with the same files as the `.deb`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use anyhow::Result;
 use super::files::{CONFIGURATION, DESCRIPTION, Stage};
 use crate::run::run_quietly;
 
-/// Packs what is staged, in `folder`.
+/// Packs the staged files, in `folder`.
 pub fn pack(stage: &Stage, version: &str, folder: &Path) -> Result<PathBuf> {
     let work = folder.join("rpm");
     if work.exists() {
@@ -28,7 +28,7 @@ pub fn pack(stage: &Stage, version: &str, folder: &Path) -> Result<PathBuf> {
         format!("_topdir {}", work.display()),
         format!("_rpmdir {}", folder.display()),
         format!("_rpmfilename {name}"),
-        // The files are as they should be: nothing is to be stripped or compressed again.
+        // The files are final: rpmbuild must not strip or compress them.
         "__os_install_post %{nil}".to_owned(),
         "debug_package %{nil}".to_owned(),
         "_build_id_links none".to_owned(),
@@ -40,7 +40,7 @@ pub fn pack(stage: &Stage, version: &str, folder: &Path) -> Result<PathBuf> {
     Ok(folder.join(name))
 }
 
-/// The files below a folder, as they are called once installed. What only the `.deb` has is left out.
+/// Lists the files below a folder by their installed paths. Files that only the `.deb` has are left out.
 fn list(folder: &Path, installed: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -56,7 +56,7 @@ fn list(folder: &Path, installed: &Path, into: &mut Vec<PathBuf>) -> Result<()> 
     Ok(())
 }
 
-/// What the package says of itself, and what is in it.
+/// The spec file of the package.
 fn spec(stage: &Path, version: &str, files: &[PathBuf]) -> String {
     let entry = |file: &PathBuf| {
         let is_configuration = file.ends_with(CONFIGURATION);

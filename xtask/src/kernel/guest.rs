@@ -1,4 +1,4 @@
-//! What runs in the machine: a script that runs one test after the other and says how it went.
+//! The script that runs in the machine: it runs the tests one after another, and reports their results.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,35 +9,35 @@ use anyhow::{Context as _, Result};
 use super::jobs::Jobs;
 use crate::paths;
 
-/// What the script's lines begin with: all else on the console is the kernel's.
+/// The prefix of the script's lines: everything else on the console comes from the kernel.
 pub const MARK: &str = "@@ ";
 
-/// The status of a test that says `NOT RUN` or `not tested`, and why.
+/// The status of a test that prints `NOT RUN` or `not tested` with a reason.
 pub const NOT_RUN: &str = "not-run";
 
 /// How slow a machine is.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// How many times longer the tests wait for what they wait for.
+    /// By which factor the tests extend their timeouts.
     pub slower: u32,
-    /// How long one test may take, in seconds.
+    /// The time limit of one test, in seconds.
     pub limit: u32,
 }
 
 impl Times {
-    /// On an emulated processor of this machine's kind: a test may take about ten times what it takes on a real one.
+    /// For an emulated processor of this machine's kind: a test may take about ten times as long as on a real one.
     pub const SAME_KIND: Self = Self { slower: 5, limit: 300 };
-    /// On one of another kind, which is 12 to 20 times slower, or more beside other work.
+    /// For a processor of another kind, which is 12 to 20 times slower, or more beside other work.
     pub const OTHER_KIND: Self = Self { slower: 20, limit: 600 };
 }
 
-/// How a test begins to say why it has failed: what it shows after that may be long.
+/// How a failing test begins to say why; the lines after that may be many.
 const WHY: &str = "panicked at|^Error:";
 
-/// Lines that are shown of what a failed test has printed, the last ones.
+/// How many of the last lines of a failed test's output to show.
 const SHOWN: u32 = 40;
 
-/// Whether the machine has something of its own in this place.
+/// Whether the machine mounts something of its own over this path.
 pub fn hides(path: &Path) -> bool {
     ["/tmp", "/run", "/dev", "/proc", "/sys"].iter().any(|own| path.starts_with(own))
 }
@@ -59,7 +59,7 @@ fn script(environment: &[(&str, String)], jobs: &Jobs, times: Times) -> String {
          mount -t cgroup2 none /sys/fs/cgroup\n\
          ln -sf /proc/self/fd /dev/fd\n",
     );
-    // Debian's kernels start with 3, at which they want more than CAP_PERFMON for perf events.
+    // Debian's kernels start with level 3, where perf events require more than CAP_PERFMON.
     let _ = writeln!(script, "echo 2 > /proc/sys/kernel/perf_event_paranoid");
     let _ = writeln!(script, "export LJ_TRACE_TEST_PATIENCE={slower}");
     for (name, value) in environment {
@@ -73,7 +73,7 @@ fn script(environment: &[(&str, String)], jobs: &Jobs, times: Times) -> String {
         let binary = quoted(&job.binary.display().to_string());
         let name = &job.name;
         let file = &job.file;
-        // A test that is stopped leaves its processes behind: they go with its process group.
+        // A test that is stopped leaves processes behind; they are killed with its process group.
         let _ = writeln!(
             script,
             "began=$(date +%s)\n\
@@ -90,7 +90,7 @@ fn script(environment: &[(&str, String)], jobs: &Jobs, times: Times) -> String {
     script
 }
 
-/// A word as the shell takes it.
+/// Quotes a word for the shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

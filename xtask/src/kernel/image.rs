@@ -16,7 +16,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Finds the kernel that is meant by a path or a version; one of Debian's is downloaded, if it is not here yet.
+    /// Finds the kernel for a path or a version. A Debian kernel is downloaded if it is not here yet.
     pub fn find(kernel: &str) -> Result<Self> {
         if Path::new(kernel).is_file() {
             return Self::of_file(&std::fs::canonicalize(kernel)?);
@@ -37,7 +37,7 @@ impl Image {
         Self::of_file(&vmlinuz.with_context(|| format!("no vmlinuz in {}", boot.display()))?.path())
     }
 
-    /// The kernel in this file, `.../boot/vmlinuz-RELEASE`, and the modules beside it.
+    /// The kernel in this file, `.../boot/vmlinuz-RELEASE`, with the modules beside it.
     fn of_file(vmlinuz: &Path) -> Result<Self> {
         let name = vmlinuz.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let release = name.strip_prefix("vmlinuz-").unwrap_or(&name);
@@ -46,7 +46,7 @@ impl Image {
         Ok(Self { vmlinuz: vmlinuz.to_owned(), modules: folders.into_iter().find(|folder| folder.is_dir()) })
     }
 
-    /// The file of a module; none if it is part of the kernel itself.
+    /// The file of a module; [`None`] if it is built into the kernel.
     pub fn module(&self, path: &str) -> Option<PathBuf> {
         let base = self.modules.as_ref()?.join("kernel").join(path);
         let with = |ending: &str| PathBuf::from(format!("{}{ending}", base.display()));
@@ -60,14 +60,14 @@ fn package_of(version: &str) -> Result<String> {
     found.with_context(|| format!("apt has no linux-image-{version}*-cloud-amd64: give the path of a vmlinuz"))
 }
 
-/// The package of that version with the highest numbers.
+/// The package of this version with the highest numbers.
 fn newest(packages: &[String], version: &str) -> Option<String> {
     let numbers = |name: &str| -> Vec<u64> {
         name.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
     };
     let wanted = numbers(version);
     let of_version = |name: &&String| name.ends_with("-cloud-amd64") && numbers(name).starts_with(&wanted);
-    // The package of a whole series holds nothing itself: its name has no more numbers than asked for, and `amd64`.
+    // The metapackage of a series contains nothing: its name has only the numbers of the series, and `amd64`.
     let is_real = |name: &&String| numbers(name).len() > 3;
     packages.iter().filter(of_version).filter(is_real).max_by_key(|name| numbers(name)).cloned()
 }

@@ -1,4 +1,4 @@
-//! What the kernel starts with: a shell, the modules that lead to the root file system, and a script that mounts it.
+//! The initramfs: a shell, the modules for the root file system, and a script that mounts it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use super::image::Image;
 use crate::run::output;
 
-/// Modules in the order in which they build on each other. Some kernels have them built in.
+/// Modules, each after those that it depends on. Some kernels have them built in.
 const MODULES: [&str; 7] = [
     "drivers/virtio/virtio_ring",
     "drivers/virtio/virtio",
@@ -21,7 +21,7 @@ const MODULES: [&str; 7] = [
     "fs/fuse/virtiofs",
 ];
 
-/// Mounts the root and goes on there, with the script whose path follows.
+/// Mounts the root, and continues there with the script whose path follows.
 const INIT: &str = r#"#!/bin/sh
 b=/bin/busybox
 for module in /modules/*; do [ -f "$module" ] && $b insmod "$module"; done
@@ -33,8 +33,8 @@ $b mount -t sysfs none /host/sys
 $b mount -t devtmpfs none /host/dev
 exec $b switch_root /host /bin/sh "#;
 
-/// Makes the archive in `folder`, with a shell of the machine's kind; it runs `script`, a file of this machine. `clone` is a
-/// folder of this machine, shared under that name, which is seen in the same place there.
+/// Creates the archive in `folder`, with a shell for the machine's processor. It runs `script`, a file of this machine.
+/// `clone` is a folder of this machine, shared under that name, which the machine mounts at the same path.
 pub fn make(image: &Image, shell: &Path, clone: Option<&Path>, script: &Path, folder: &Path) -> Result<PathBuf> {
     let root = tempfile::tempdir_in(folder)?;
     let at = |path: &str| root.path().join(path);
@@ -63,7 +63,7 @@ pub fn make(image: &Image, shell: &Path, clone: Option<&Path>, script: &Path, fo
     Ok(archive)
 }
 
-/// A module as the kernel takes it: not compressed.
+/// A module in the form that the kernel loads: uncompressed.
 fn module(file: &Path) -> Result<Vec<u8>> {
     let tool = match file.extension().and_then(|ending| ending.to_str()) {
         Some("xz") => "xz",

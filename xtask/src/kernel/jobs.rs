@@ -1,4 +1,4 @@
-//! Which tests run in the machine, and why others do not.
+//! Selects the tests to run in the machine, and gives the reasons for leaving out others.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::build;
 use crate::packages::END_TO_END;
 use crate::test_binaries::{self, TestBinary};
 
-/// What is not run, and the reason: files of tests, or single tests.
+/// Files of tests, or single tests, that do not run, with the reason.
 const LEFT_OUT: &[(&str, &str)] = &[
     ("bad_input", USER_SPACE),
     ("big_streams", USER_SPACE),
@@ -50,9 +50,9 @@ const TIME: &str = "measures time, which an emulated CPU distorts";
 /// One test.
 #[derive(Debug)]
 pub struct Job {
-    /// The file it is in, without ending.
+    /// Its file, without extension.
     pub file: String,
-    /// Its name there.
+    /// Its name within the file.
     pub name: String,
     /// The program with it.
     pub binary: PathBuf,
@@ -61,15 +61,14 @@ pub struct Job {
 /// All tests.
 #[derive(Debug)]
 pub struct Jobs {
-    /// Those that run.
+    /// The tests that run.
     pub jobs: Vec<Job>,
-    /// What does not, and the reason.
+    /// The files and tests that do not run, with the reason.
     pub left_out: Vec<(&'static str, &'static str)>,
 }
 
 impl Jobs {
-    /// Builds the tests whose file's or own name contains `filter`. What is asked for by its whole name runs in any
-    /// case.
+    /// Builds the tests whose file or name contains `filter`. A test whose full name is the filter runs in any case.
     pub fn build(filter: Option<&str>) -> Result<Self> {
         let binary = build_tests()?;
         let is_wanted = |test: &FileAndTest<'_>| {
@@ -92,12 +91,12 @@ impl Jobs {
     }
 }
 
-/// Whether a file or a test is not run.
+/// Whether a file or a test is left out.
 fn is_left_out(what: &str) -> bool {
     LEFT_OUT.iter().any(|(left_out, _)| *left_out == what)
 }
 
-/// A test by its file and its name there.
+/// The file of a test, and its name within the file.
 type FileAndTest<'a> = (&'a str, &'a str);
 
 /// The program with the end-to-end tests.

@@ -14,31 +14,31 @@ use super::image::Image;
 use super::needs::virtiofsd;
 use crate::run::Guarded;
 
-/// Where all is that its console has shown.
+/// The file with the whole output of the machine's console.
 pub const CONSOLE_LOG: &str = "console.log";
 
-/// Its memory.
+/// The machine's memory.
 const MEMORY: &str = "3G";
 
-/// A machine to emulate, and the folders of this one that it sees.
+/// A machine to emulate, and the folders of this machine that it can see.
 pub struct Machine<'a> {
     /// The processor.
     pub processor: Processor,
-    /// Folders, by the names that the machine knows them by.
+    /// The shared folders, by their names in the machine.
     pub folders: &'a [(&'a str, &'a Path)],
 }
 
-/// A processor that is emulated.
+/// An emulated processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Processor {
-    /// This machine's kind, with all that QEMU has.
+    /// The kind of this machine, with all features that QEMU has.
     X86_64,
     /// A Neoverse N1, as in Graviton2 and Ampere Altra.
     Aarch64,
 }
 
 impl Processor {
-    /// What emulates it.
+    /// The emulator.
     pub const fn qemu(self) -> &'static str {
         match self {
             Self::X86_64 => "qemu-system-x86_64",
@@ -46,12 +46,12 @@ impl Processor {
         }
     }
 
-    /// The machine around it.
+    /// The emulator's arguments for the machine around the processor.
     const fn arguments(self) -> &'static [&'static str] {
         match self {
-            // Both CPUs in turns, in one thread. With a thread for each, one runs into breakpoints that the kernel has taken away
-            // already (`text_poke_bp`, which switches its static keys), and the kernel crashes: each time that perf events come
-            // or go, `perf_sched_events` is switched, in `__schedule`.
+            // Both CPUs take turns in one thread. With a thread for each, one CPU runs into breakpoints that the kernel
+            // has already removed (`text_poke_bp`, which switches static keys), and the kernel crashes:
+            // `perf_sched_events`, in `__schedule`, is switched each time that perf events come or go.
             Self::X86_64 => &["-accel", "tcg,thread=single", "-cpu", "max"],
             // Here the kernel changes one instruction at a time.
             Self::Aarch64 => {
@@ -60,7 +60,7 @@ impl Processor {
         }
     }
 
-    /// Its first serial line.
+    /// The device of its first serial line.
     const fn console(self) -> &'static str {
         match self {
             Self::X86_64 => "ttyS0",
@@ -69,8 +69,8 @@ impl Processor {
     }
 }
 
-/// Boots the machine and gives `take` every line of its console, until it is switched off or `limit` is over. All of it is
-/// in `console.log` in `folder` afterwards: if the kernel has crashed, it says why there.
+/// Boots the machine, and passes every line of its console to `take`, until the machine is switched off or `limit` is
+/// over. Afterwards the whole output is in `console.log` in `folder`: if the kernel has crashed, the reason is there.
 pub fn run(
     machine: &Machine<'_>,
     image: &Image,
@@ -82,7 +82,7 @@ pub fn run(
     let processor = machine.processor;
     let mut qemu = Command::new(processor.qemu());
     qemu.args(processor.arguments()).args(["-smp", "2", "-m", MEMORY]);
-    // Memory that the server of the root's files can read and write.
+    // Shared memory, which the server of the root's files can access.
     qemu.arg("-object").arg(format!("memory-backend-memfd,id=memory,size={MEMORY},share=on"));
     qemu.args(["-numa", "node,memdev=memory"]);
     let mut shared = Vec::new();
@@ -100,7 +100,7 @@ pub fn run(
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || {
         let lines = console.split(b'\n').map_while(Result::ok);
-        // Nobody listens any more once time is over.
+        // After the time limit, nobody receives any more.
         let _ = lines.map(|line| sender.send(line)).take_while(Result::is_ok).count();
     });
     let mut log = File::create(folder.join(CONSOLE_LOG))?;
@@ -127,12 +127,12 @@ pub fn run(
     }
 }
 
-/// Starts to serve a folder of this machine to the other. Gives the server, and the socket that it listens on, which is in
+/// Starts to serve a folder of this machine to the emulated one. Returns the server, and its socket, which is in
 /// `folder`.
 fn share(path: &Path, tag: &str, folder: &Path) -> Result<(Guarded, std::path::PathBuf)> {
     const WAIT: Duration = Duration::from_secs(10);
     let (socket, log) = (folder.join(format!("{tag}.socket")), folder.join(format!("virtiofsd-{tag}.log")));
-    // Of an earlier run.
+    // It is left from an earlier run.
     let _ = std::fs::remove_file(&socket);
     let mut server = Command::new(virtiofsd()?);
     server.arg(format!("--socket-path={}", socket.display())).args(["-f", "-o"]);

@@ -1,7 +1,7 @@
 //! `cargo xtask test --kernel IMAGE`: the end-to-end tests on another kernel, in a virtual machine.
 //!
-//! The machine is emulated (QEMU without KVM), so it runs wherever the tests do, at about a tenth of the speed. Its root is
-//! this machine's, read-only: the same programs, the same files, another kernel.
+//! The machine is emulated (QEMU without KVM), so it runs wherever the tests do, at about a tenth of the speed. Its
+//! root is this machine's, read-only: the same programs and files, but another kernel.
 
 pub mod guest;
 pub mod image;
@@ -39,13 +39,13 @@ pub struct KernelOptions {
 }
 
 impl KernelOptions {
-    /// The kernel that is asked for.
+    /// The requested kernel.
     pub fn kernel(&self) -> Option<&str> {
         self.kernel.as_deref()
     }
 }
 
-/// Runs the tests whose names contain `filter`, and prints a verdict on each, and what was not run.
+/// Runs the tests whose names contain `filter`, and prints a verdict on each, and which tests did not run.
 pub fn test(options: &KernelOptions, kernel: &str, filter: Option<&str>) -> Result<()> {
     if !is_root() {
         bail!("the tests attach to other processes: run `cargo xtask test --kernel` as root");
@@ -56,7 +56,7 @@ pub fn test(options: &KernelOptions, kernel: &str, filter: Option<&str>) -> Resu
     variants::build_for(Scope::Tests)?;
     let jobs = Jobs::build(filter)?;
     let binary = match env::var_os("LJ_TRACE_BIN") {
-        // One that was built before.
+        // It was built before.
         Some(binary) => PathBuf::from(binary),
         None => build::build(&build::Options::default())?,
     };

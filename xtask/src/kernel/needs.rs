@@ -1,4 +1,4 @@
-//! What emulated machines need: installed only when one is asked for.
+//! The programs that emulated machines need: they are installed only on request.
 
 use std::path::Path;
 
@@ -7,16 +7,16 @@ use anyhow::{Context as _, Result, bail};
 use super::machine::Processor;
 use crate::{apt, paths};
 
-/// Commands, and the packages that they are in.
+/// Commands, with their packages.
 const COMMANDS: [(&str, &str); 2] = [("cpio", "cpio"), ("xz", "xz-utils")];
 
-/// A shell that needs no libraries.
+/// A shell that needs no shared libraries.
 pub const BUSYBOX: &str = "/bin/busybox";
 
-/// Where distributions put what shares folders with a machine.
+/// Where distributions install virtiofsd, which shares folders with a machine.
 const VIRTIOFSD: [&str; 3] = ["/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd"];
 
-/// What shares folders with a machine.
+/// The path of virtiofsd.
 pub fn virtiofsd() -> Result<&'static Path> {
     let found = VIRTIOFSD.iter().map(Path::new).find(|path| path.is_file());
     found.context("there is no virtiofsd: install the package virtiofsd, or QEMU's own (qemu-system-common)")
@@ -30,12 +30,12 @@ pub fn install(processor: Processor) -> Result<()> {
     };
     let commands = COMMANDS.iter().chain([&emulator]).filter(|(command, _)| paths::find_command(command).is_none());
     let mut missing: Vec<String> = commands.map(|(_, package)| (*package).to_owned()).collect();
-    // Busybox may be there, but linked with libraries, and without the commands that are needed.
+    // Busybox may be installed, but linked dynamically, and without some of the commands.
     if !Path::new(BUSYBOX).is_file() {
         missing.push("busybox-static".to_owned());
     }
     if virtiofsd().is_err() {
-        // Newer releases have it in a package of its own, older ones with QEMU.
+        // Newer releases have virtiofsd in a package of its own, older ones in QEMU's.
         let own = apt::candidate("virtiofsd").map(|_| "virtiofsd".to_owned());
         missing.extend(own.or_else(|| Some("qemu-system-common".to_owned())));
     }

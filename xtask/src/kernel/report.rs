@@ -8,39 +8,39 @@ use super::guest::{MARK, NOT_RUN};
 use super::image::Image;
 use super::jobs::Jobs;
 
-/// What `timeout` gives for a program that it has stopped.
+/// The exit code of `timeout` for a program that it has stopped.
 const STOPPED: &str = "124";
-/// The same for one that did not obey, and was killed.
+/// The exit code for a program that ignored that, and was killed.
 const KILLED: &str = "137";
 
-/// What is known of the tests.
+/// The results of the tests so far.
 pub struct Report<'j> {
     jobs: &'j Jobs,
     kernel: Option<String>,
-    /// By file and name: how it went, and the line that says so.
+    /// The result of each test, by file and name, with the line that reports it.
     verdicts: BTreeMap<(String, String), (Outcome, String)>,
-    /// The test that is being run.
+    /// The running test.
     running: Option<String>,
 }
 
-/// How a test went.
+/// The result of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,
-    /// It has said why it cannot run there.
+    /// The test has said why it cannot run there.
     NotRun,
     Failed,
 }
 
 impl<'j> Report<'j> {
-    /// Nothing yet.
+    /// A report without results.
     pub fn new(jobs: &'j Jobs) -> Self {
         Self { jobs, kernel: None, verdicts: BTreeMap::new(), running: None }
     }
 
-    /// Takes a line of the machine's console, and shows what it says about tests.
+    /// Processes a line of the machine's console, and prints what it says about tests.
     pub fn take(&mut self, line: &str) {
-        // The firmware leaves its escape sequences before the first line.
+        // The firmware's escape sequences precede the first line.
         let Some((_, line)) = line.split_once(MARK) else { return };
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
@@ -67,12 +67,12 @@ impl<'j> Report<'j> {
         }
     }
 
-    /// The test that has begun and not ended: the machine went down in it, if it is down.
+    /// The test that has started but not ended. If the machine crashed, it crashed in this test.
     pub fn went_down_in(&self) -> Option<&str> {
         self.running.as_deref()
     }
 
-    /// Prints what was not run and why, and how many have passed.
+    /// Prints which tests did not run and why, and how many have passed.
     pub fn verdict(self, image: &Image) -> Result<()> {
         let Some(kernel) = self.kernel else { bail!("{} did not boot", image.vmlinuz.display()) };
         for (file, reason) in &self.jobs.left_out {

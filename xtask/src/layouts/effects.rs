@@ -1,4 +1,4 @@
-//! What the options of a build do to its layout.
+//! How the options of a build change its layout.
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_common::layout::VmLayout;
@@ -10,7 +10,7 @@ use lj_trace_layouts::options::{DISABLE_JIT, LayoutChange, OF_JIT, OPTIONS, Opti
 pub struct Effects(Vec<(&'static str, String, LayoutChange, Vec<VmLayout>)>);
 
 impl Effects {
-    /// Adds what the options do to `layout`, where `compile` gives the layout with some options.
+    /// Adds the changes that the options make to `layout`. `compile` returns the layout with some options.
     pub fn add(&mut self, mode: &str, layout: &VmLayout, compile: &dyn Fn(&[&str]) -> Result<VmLayout>) -> Result<()> {
         let mut changes = Vec::new();
         for option in OPTIONS {
@@ -22,7 +22,7 @@ impl Effects {
                 changes.push((option, change));
             }
         }
-        // All of them together, with and without the JIT compiler: they must not depend on each other.
+        // All options together, with and without the JIT compiler: they must not depend on each other.
         for jit in [true, false] {
             let apart = |option: &str| if jit { option == DISABLE_JIT } else { OF_JIT.contains(&option) };
             let together: Vec<_> = changes.iter().filter(|(option, _)| !apart(option)).collect();

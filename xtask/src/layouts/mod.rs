@@ -88,7 +88,7 @@ fn row(name: &str, mode: &str, layout: VmLayout) -> KnownLayout {
 struct Build {
     name: String,
     repository: String,
-    /// Of a fork also `ours+theirs`: with that commit of LuaJIT merged in.
+    /// For a fork also `ours+theirs`: with that commit of LuaJIT merged in.
     commit: String,
     flags: Vec<String>,
 }
@@ -117,7 +117,7 @@ impl Build {
     }
 }
 
-/// A processor and width of references.
+/// A processor, and a width of references.
 struct Mode {
     name: &'static str,
     flag: &'static str,
@@ -127,18 +127,18 @@ struct Mode {
 const MODES: [Mode; 3] = [
     Mode { name: "x64", flag: "-DLUAJIT_DISABLE_GC64", gc64: false },
     Mode { name: "x64gc64", flag: "-DLUAJIT_ENABLE_GC64", gc64: true },
-    // The headers only need to know the processor, and structs are laid out in the same way.
+    // The headers only need to know the processor; the structs have the same layout.
     Mode { name: "arm64", flag: "-DLUAJIT_TARGET=LUAJIT_ARCH_ARM64", gc64: true },
 ];
 
-/// Adds the layout of a build in one mode, and what the options do to it.
+/// Adds the layout of a build in one mode, and the changes that the options make to it.
 fn add(rows: &mut Vec<KnownLayout>, effects: &mut Effects, build: &Build, mode: &Mode, sources: &Path) -> Result<()> {
     let compile = |options: &[&str]| {
         let options = options.iter().map(|option| format!("-D{option}"));
         let flags: Vec<String> = build.flags.iter().cloned().chain([mode.flag.to_owned()]).chain(options).collect();
         probe::layout(sources, &flags)
     };
-    // Old releases do not know every mode, or are not complete in it.
+    // Old releases do not have every mode, or a mode is incomplete.
     let layout = match compile(&[]) {
         Ok(layout) if layout.is_gc64() == mode.gc64 && layout.g_to_j != ABSENT => layout,
         Ok(_) => return Ok(()),

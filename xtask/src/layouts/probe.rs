@@ -1,4 +1,4 @@
-//! The layout of a LuaJIT's headers, compiled with certain flags.
+//! The layout of a LuaJIT, from its headers compiled with certain flags.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use lj_trace_layouts::dwarf;
 
 use crate::run::run_quietly;
 
-/// All that a layout is made of. Debug information knows the structs; of the C frame's macros it would say nothing.
+/// The source of all parts of a layout. Debug information describes the structs, but not the C frame's macros.
 const SOURCE: &str = r#"
 #include "lj_obj.h"
 #include "lj_frame.h"
@@ -41,14 +41,14 @@ pub fn check_out(repository: &Path, commit: &str, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// As [`check_out`], with commit `theirs` of the clone `other` merged in, as the fork itself does now and then. Where
-/// both changed the same, the fork's change is taken.
+/// Like [`check_out`], with commit `theirs` of the clone `other` merged in, as the fork itself does now and then. In
+/// conflicts, the fork's change wins.
 pub fn check_out_merged(repository: &Path, ours: &str, other: &Path, theirs: &str, folder: &Path) -> Result<()> {
     let clone = folder.join("merged");
     run_quietly(
         Command::new("git").args(["clone", "--quiet", "--shared", "--no-checkout"]).arg(repository).arg(&clone),
     )?;
-    // Not every server gives out commits that no branch ends with; a clone on this machine has its branches.
+    // Some servers refuse commits that are not the head of a branch; a local clone has all of its branches.
     run_quietly(git(&clone).arg("fetch").arg("--quiet").arg(std::fs::canonicalize(other)?))?;
     run_quietly(git(&clone).args(["checkout", "--quiet", "--detach", ours]))?;
     let nobody = ["-c", "user.name=lj-trace", "-c", "user.email=lj-trace@localhost"];
@@ -75,7 +75,7 @@ pub fn layout(sources: &Path, flags: &[String]) -> Result<VmLayout> {
     one_layout(&library)
 }
 
-/// The layouts that a program's debug information leaves possible.
+/// The layouts that are possible according to a program's debug information.
 pub fn layouts_of(file: &Path) -> Result<Vec<VmLayout>> {
     let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     let object = object::File::parse(bytes.as_slice()).with_context(|| format!("{} is no ELF file", file.display()))?;

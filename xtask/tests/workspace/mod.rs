@@ -1,4 +1,4 @@
-//! The sources of the workspace, for tests that look through them.
+//! The sources of the workspace, for tests that search them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The packages of the workspace that have a library or a program, by their folders.
+/// The folders of the workspace's packages that have a library or a program.
 pub fn packages() -> Vec<PathBuf> {
     let crates = fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
     let others = ["agent", "common", "layouts", "probe-ebpf", "tests", "xtask"].map(|name| root().join(name));
@@ -31,7 +31,7 @@ pub fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// Whether something is only there in tests.
+/// Whether an item exists only in tests.
 pub fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")

@@ -1,4 +1,4 @@
-//! `--dry-run`: what would be recorded, and why the rest would not be.
+//! `--dry-run`: shows what would be recorded, and why the rest would not be.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::daemon::discovery::Discovery;
 use crate::daemon::metadata::{ContainerAttributes, HostAttributes};
 use crate::exit::CommandError;
 
-/// Looking takes no longer than this.
+/// The time limit for finding processes.
 const MOST: Duration = Duration::from_secs(30);
 
 /// What the agent would do.
@@ -28,7 +28,7 @@ struct Plan {
     not_permitted: usize,
 }
 
-/// A process that would be.
+/// A process that would be recorded.
 #[derive(Debug, Serialize)]
 struct Recorded {
     pid: u32,
@@ -37,7 +37,7 @@ struct Recorded {
     attributes: BTreeMap<String, String>,
 }
 
-/// A LuaJIT process that would not.
+/// A LuaJIT process that would not be recorded.
 #[derive(Debug, Serialize)]
 struct LeftOut {
     pid: u32,
@@ -45,7 +45,7 @@ struct LeftOut {
     why: String,
 }
 
-/// Looks for processes, and prints what would become of them.
+/// Looks for processes, and prints what the agent would do with them.
 ///
 /// # Errors
 /// The list cannot be printed.
@@ -56,7 +56,7 @@ pub fn run(config: &AgentConfig, containers: &ContainerAttributes, json: bool) -
     let mut recorded = Vec::new();
     let began = Instant::now();
     loop {
-        // Before the last of them are taken.
+        // Read this before taking the last processes.
         let is_settled = discovery.found().is_settled || began.elapsed() >= MOST;
         while let Some(candidate) = discovery.next() {
             recorded.push(Recorded::of(candidate.process.pid(), candidate.process.command(), &candidate.resource));

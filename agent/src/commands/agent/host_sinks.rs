@@ -10,10 +10,10 @@ use crate::daemon::sinks::exported::ServerSink;
 use crate::daemon::sinks::stored::StoreSink;
 use crate::exit::{CommandError, ExitCode};
 
-/// Opens them.
+/// Opens the sinks.
 ///
 /// # Errors
-/// One of them cannot be.
+/// One of them cannot be opened.
 pub fn open(config: &AgentConfig) -> Result<Vec<Box<dyn HostSink>>, CommandError> {
     let mut all: Vec<Box<dyn HostSink>> = Vec::new();
     let Sinks { servers, store } = config.sinks();
@@ -30,7 +30,7 @@ pub fn open(config: &AgentConfig) -> Result<Vec<Box<dyn HostSink>>, CommandError
     Ok(all)
 }
 
-/// Makes a folder for nobody else, unless it is there.
+/// Creates a folder for this user alone, unless it exists.
 fn make_own(folder: &Path) -> Result<(), CommandError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
     made.map_err(|error| CommandError::io(&format!("make {}", folder.display()), &error))

@@ -71,7 +71,7 @@ pub fn run(args: &AgentArgs) -> Result<ExitCode, CommandError> {
     Ok(ExitCode::OK)
 }
 
-/// How each process is recorded.
+/// The options for recording each process.
 fn options(config: &AgentConfig, sinks: &Arc<HostSinks>) -> Result<Options, CommandError> {
     let mode = if config.memory.is_some() { Mode::All } else { Mode::Sysprof };
     let LiveOptions { options, .. } = RecordArgs::live(&["--pid", "1"], None, mode, config.rate, LimitArgs::default())?;
@@ -85,7 +85,7 @@ fn options(config: &AgentConfig, sinks: &Arc<HostSinks>) -> Result<Options, Comm
     })
 }
 
-/// Reads the configuration again; puts other sinks in the place of those that there are, if these have changed.
+/// Reads the configuration again. If the sinks in it have changed, replaces the current sinks.
 fn reload(args: &AgentArgs, current: &AgentConfig, sinks: &HostSinks) -> Result<Reloaded, String> {
     let config = args.config().map_err(|error| error.message)?;
     if config.memory.is_some() && current.memory.is_none() {
@@ -93,7 +93,7 @@ fn reload(args: &AgentArgs, current: &AgentConfig, sinks: &HostSinks) -> Result<
     }
     let containers = containers(&config).map_err(|error| error.message)?;
     if config.sinks() != current.sinks() {
-        // A folder is one sink's at a time: those that there are have to end first. What they had not sent is on disk.
+        // Only one sink may use a folder at a time, so the old sinks end first. What they have not sent is on disk.
         sinks.replace(Vec::new());
         let opened = host_sinks::open(&config);
         let reason = opened.as_ref().err().map(|error| error.message.clone());
@@ -106,7 +106,7 @@ fn reload(args: &AgentArgs, current: &AgentConfig, sinks: &HostSinks) -> Result<
     Ok(Reloaded { config, containers })
 }
 
-/// The attributes of containers, if there is a file that has them.
+/// The attributes of containers, if there is a file with them.
 fn containers(config: &AgentConfig) -> Result<ContainerAttributes, CommandError> {
     let Some(path) = &config.container_attributes else { return Ok(ContainerAttributes::new()) };
     let text = std::fs::read_to_string(path);

@@ -82,10 +82,10 @@ Examples:
   sudo lj-trace agent --config agent.toml             as the file says: rules, names, sinks";
 
 impl AgentArgs {
-    /// What the configuration and these arguments say together.
+    /// The configuration, with these arguments applied.
     ///
     /// # Errors
-    /// The configuration cannot be read, or both do not fit together.
+    /// The configuration cannot be read, or does not fit these arguments.
     pub fn config(&self) -> Result<AgentConfig, CommandError> {
         let default = Path::new(DEFAULT_FILE);
         let mut config = match &self.config {
@@ -115,7 +115,7 @@ fn set<T>(value: &mut T, said: Option<T>) {
     }
 }
 
-/// Reads a server of the command line, whose other settings are those by default.
+/// Parses a server on the command line. Its other settings have their defaults.
 pub(in crate::commands) fn parse_sink(text: &str) -> Result<SinkConfig, String> {
     const EXPECTED: &str = "expected KIND=URL with otlp, pyroscope or parca: otlp=http://127.0.0.1:4318";
     let (kind, url) = text.split_once('=').ok_or(EXPECTED)?;

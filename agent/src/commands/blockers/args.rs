@@ -74,7 +74,7 @@ Examples:
                                                       a line of JSON for each turn of 20 ms or longer
   sudo lj-trace blockers --unit shop.service --json -d 30s";
 
-/// What is to be looked at.
+/// The options for live recording.
 pub(super) fn live(args: &BlockersArgs, has_waits: bool) -> Result<LiveOptions, CommandError> {
     let whom = RecordArgs::words_of(args.pid, &args.command, &args.name, &args.unit, &args.container, args.children);
     let whom: Vec<&str> = whom.iter().map(String::as_str).collect();

@@ -28,7 +28,7 @@ use super::record::{LiveOptions, can_attach, give_up_privileges};
 use crate::blockers::{BlockerWatch, BlockersReport, ProcessTurns, blocker_line, report_json};
 use crate::exit::CommandError;
 
-/// The shortest turn that may count as long.
+/// The lowest value of `--over`.
 const LEAST_OVER: Duration = Duration::from_millis(1);
 
 /// Runs the command.
@@ -64,7 +64,7 @@ pub fn run(args: &BlockersArgs) -> Result<(), CommandError> {
     all.until_stopped()
 }
 
-/// A process that is looked at.
+/// A process whose event loop is watched.
 struct LoopProcess {
     process: Process,
     recording: Recording,
@@ -72,13 +72,13 @@ struct LoopProcess {
 }
 
 impl LoopProcess {
-    /// Takes what is ready.
+    /// Reads the records that are ready.
     fn drain(&mut self, budget: Budget) -> Result<(), CommandError> {
         self.recording.drain(Some(&mut self.watch), budget)?;
         Ok(())
     }
 
-    /// Takes the last of what there is.
+    /// Reads the last records.
     fn end(&mut self) -> Result<(), CommandError> {
         /// How long the last samples may take.
         const LAST: Duration = Duration::from_secs(2);
@@ -91,9 +91,9 @@ impl LoopProcess {
     }
 
     fn turns(&mut self) -> ProcessTurns {
-        /// What is lost of samples that came too late.
+        /// Samples that came after their turn was processed.
         const LATE: &str = "samples that were of no turn that is known";
-        /// Turns of which no record came.
+        /// Turns whose records were lost.
         const UNTOLD: &str = "long turns that are not listed: the ring buffer was full";
         let lengths = self.recording.turn_lengths().unwrap_or(lj_trace_common::turn::TurnLengths::EMPTY);
         let mut lost = self.recording.lost();
@@ -114,7 +114,7 @@ impl LoopProcess {
     }
 }
 
-/// All processes that are looked at.
+/// All watched processes.
 struct Blocked<'a> {
     args: &'a BlockersArgs,
     options: Options,
@@ -131,7 +131,7 @@ impl Blocked<'_> {
             self.running.push(new);
         }
         self.running.iter_mut().try_for_each(|own| own.recording.begin())?;
-        // Those that come later have to be attached to as well.
+        // Processes that come later need these privileges for attaching.
         let is_of_several = self.options.is_of_several();
         let attaches = if is_of_several { &privileges::TO_ATTACH[..] } else { &[] };
         give_up_privileges(&self.options, attaches, || {
@@ -156,7 +156,8 @@ impl Blocked<'_> {
         Ok(LoopProcess { process: target.process.clone(), recording, watch })
     }
 
-    /// Takes what is ready of each, and prints what is new; how long to rest then. Nobody may read it any more.
+    /// Reads what is ready from each process, and prints new turns. Returns how long to rest then, and whether anybody
+    /// still reads the output.
     fn drain(&mut self) -> Result<(Duration, bool), CommandError> {
         let budget = Budget::new(budget::LOOK);
         let mut left = self.running.len();
@@ -169,7 +170,7 @@ impl Blocked<'_> {
         Ok((intervals.min().unwrap_or(poll_interval::SHORTEST), goes_on))
     }
 
-    /// Prints the turns that have ended since; false if nobody reads them any more.
+    /// Prints the turns that have ended since; false if nobody reads the output any more.
     fn print_new(&mut self) -> Result<bool, CommandError> {
         if !self.args.follow {
             return Ok(true);
@@ -187,11 +188,11 @@ impl Blocked<'_> {
         Ok(true)
     }
 
-    /// Those that have exited end; others may have come.
+    /// Drops processes that have exited, and adds new ones.
     fn follow_processes(&mut self, children: Option<&NewChildren>) -> Result<(), CommandError> {
         let new: Vec<RecordTarget> = children.into_iter().flat_map(|children| children.take(&self.options)).collect();
         for target in new {
-            // One that cannot be attached to has mostly ended.
+            // If attaching fails, the process has mostly exited.
             if let Ok(mut new) = self.prepare(&target, self.running.len() + 1)
                 && new.recording.begin().is_ok()
             {
@@ -208,9 +209,9 @@ impl Blocked<'_> {
         Ok(())
     }
 
-    /// Looks at them until somebody has seen enough, and reports.
+    /// Watches them until the user stops it, and reports.
     fn until_stopped(mut self) -> Result<(), CommandError> {
-        /// How often it is looked for processes that have come or gone.
+        /// How often to look for new and exited processes.
         const PROCESSES: Duration = Duration::from_secs(1);
         let is_of_several = self.options.scope != Scope::One;
         let known: Vec<Process> = self.running.iter().map(|own| own.process.clone()).collect();

@@ -254,7 +254,7 @@ Examples:
   sudo lj-trace --pid 1234 --wait -d 30s              30 seconds from when it has a VM
   sudo lj-trace --pid 1234 --vm 0x7f30c8a193f0        one VM of several";
 
-/// Reads a label of a request: `location=/cart`.
+/// Parses a label of a request: `location=/cart`.
 fn parse_label(text: &str) -> Result<(RequestKey, String), String> {
     let (name, value) = text.split_once('=').ok_or("it reads LABEL=VALUE, such as location=/cart")?;
     let names = || RequestKey::ALL.map(RequestKey::name).join(", ");
@@ -318,23 +318,23 @@ impl Mode {
         }
     }
 
-    /// Whether memory is among what it records.
+    /// Whether it records memory.
     pub fn has_memory(self) -> bool {
         matches!(self, Self::Memprof | Self::All)
     }
 }
 
-/// What is looked at.
+/// The options for recording a live view.
 pub struct LiveOptions {
     /// The options of a recording that is not written anywhere.
     pub options: Options,
-    /// What chooses the processes, if that is no process id.
+    /// What selects the processes, if not a process ID.
     pub selector: Option<Selector>,
 }
 
 impl RecordArgs {
-    /// What is recorded for somebody who only looks on: nothing is written. `whom` are the words of the command line that choose
-    /// processes.
+    /// The options of a recording for a live view, which writes nothing. `whom` are the words of the command line that
+    /// select processes.
     ///
     /// # Errors
     /// These words contradict each other.
@@ -351,7 +351,7 @@ impl RecordArgs {
         Ok(LiveOptions { options, selector: args.selector() })
     }
 
-    /// The words of a command line that choose processes, as [`Self::live`] takes them.
+    /// The words of a command line that select processes, for [`Self::live`].
     pub(in crate::commands) fn words_of(
         pid: Option<u32>,
         command: &Option<String>,
@@ -367,10 +367,10 @@ impl RecordArgs {
         chosen.chain(children.then(|| "--children".to_owned())).collect()
     }
 
-    /// Reads them from the words of a command line.
+    /// Parses the words of a command line.
     ///
     /// # Errors
-    /// What clap says of them.
+    /// The error from clap.
     pub(in crate::commands) fn parse<S: AsRef<OsStr>>(words: &[S]) -> Result<Self, clap::Error> {
         #[derive(clap::Parser)]
         #[command(name = "lj-trace record", no_binary_name = true)]
@@ -381,19 +381,19 @@ impl RecordArgs {
         <Record as clap::Parser>::try_parse_from(words.iter().map(|word| word.as_ref())).map(|record| record.args)
     }
 
-    /// The name, unit or container that chooses the processes, if that is no process id.
+    /// The name, unit or container that selects the processes, if not a process ID.
     pub(in crate::commands) fn whom(&self) -> Option<&str> {
         [&self.command, &self.name, &self.unit, &self.container].into_iter().find_map(|name| name.as_deref())
     }
 
-    /// What chooses the processes, if that is no process id.
+    /// What selects the processes, if not a process ID.
     pub(super) fn selector(&self) -> Option<Selector> {
         let name = self.command.as_ref().or(self.name.as_ref()).cloned().map(Selector::Name);
         let unit = self.unit.clone().map(Selector::Unit);
         name.or(unit).or_else(|| self.container.clone().map(Selector::Container))
     }
 
-    /// What is to be recorded.
+    /// The options of the recording.
     ///
     /// # Errors
     /// A usage error: options contradict each other, or a format is unknown.
@@ -450,7 +450,7 @@ impl RecordArgs {
         })
     }
 
-    /// The files that one kind of profile goes to: if both are recorded, each name gets the kind before its ending.
+    /// The output files for one kind of profile. If both kinds are recorded, each name gets the kind before its ending.
     fn files(&self, kind: ProfileKind) -> Result<OutputFiles, CommandError> {
         let mut files = OutputFiles::default();
         for output in &self.output {
@@ -471,7 +471,7 @@ impl RecordArgs {
         Ok(files)
     }
 
-    /// Refuses pieces of what has none.
+    /// Refuses `--rotate` for outputs that cannot be split.
     ///
     /// # Errors
     /// A usage error.
@@ -519,7 +519,7 @@ impl RecordArgs {
         check_distinct(files.chain(self.ledger.as_deref().map(Some)))
     }
 
-    /// Refuses options of memory profiles where none is recorded.
+    /// Refuses options of memory profiles if no memory is recorded.
     ///
     /// # Errors
     /// A usage error.
@@ -537,7 +537,7 @@ impl RecordArgs {
         }
     }
 
-    /// Refuses requests where nobody looks for them.
+    /// Refuses options for requests in modes that do not look for them.
     ///
     /// # Errors
     /// A usage error.
@@ -552,7 +552,7 @@ impl RecordArgs {
         Ok(())
     }
 
-    /// Refuses what cannot be done to a program that lj-trace starts.
+    /// Refuses options that do not work with a program that lj-trace starts.
     ///
     /// # Errors
     /// A usage error.
@@ -573,7 +573,7 @@ impl RecordArgs {
         Ok(())
     }
 
-    /// Refuses two kinds of profiles on one standard output.
+    /// Refuses two kinds of profiles on standard output.
     ///
     /// # Errors
     /// A usage error.
@@ -587,7 +587,7 @@ impl RecordArgs {
         Ok(())
     }
 
-    /// Refuses bytes that are no text if standard output is a terminal.
+    /// Refuses binary output if standard output is a terminal.
     ///
     /// # Errors
     /// A usage error.
@@ -599,7 +599,7 @@ impl RecordArgs {
         binary.map_or(Ok(()), |format| Err(no_text_for_terminal(format)))
     }
 
-    /// Refuses what waits have nothing to do with.
+    /// Refuses options that have no meaning for waits.
     ///
     /// # Errors
     /// A usage error.
@@ -615,7 +615,7 @@ impl RecordArgs {
         }
     }
 
-    /// Refuses what windows cannot do.
+    /// Refuses options that do not work with windows.
     ///
     /// # Errors
     /// A usage error.
@@ -641,16 +641,16 @@ impl RecordArgs {
     }
 }
 
-/// How often coroutines are looked at.
+/// How often to look at coroutines.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// They are not looked at more often.
+/// The shortest interval between two looks.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Names of files tell seconds apart.
+/// The shortest piece: file names contain whole seconds.
 const SHORTEST_PIECE: Duration = Duration::from_secs(1);
 
-/// Takes `FORMAT:FILE`, `FILE.ending` or `-` apart, which is a stream on standard output.
+/// Splits `FORMAT:FILE`, `FILE.ending` or `-`, which means a stream on standard output.
 ///
 /// # Errors
 /// A usage error for an unknown format.
@@ -675,7 +675,7 @@ fn parse_output(text: &str) -> Result<(Format, PathBuf), CommandError> {
     Ok((format, file.unwrap_or_else(|| "-".into())))
 }
 
-/// The error of a format that is no text, on a terminal.
+/// The error for a binary format on a terminal.
 pub(in crate::commands) fn no_text_for_terminal(format: Format) -> CommandError {
     let name = format.names().first().copied().unwrap_or_default();
     CommandError::usage(format!(
@@ -684,20 +684,20 @@ pub(in crate::commands) fn no_text_for_terminal(format: Format) -> CommandError 
     ))
 }
 
-/// Where streams are if no files are named: in systemd's `StateDirectory=` (systemd.exec(5)) where there is one.
+/// Where to write streams if no files are named: in systemd's `StateDirectory=` (systemd.exec(5)) if there is one.
 fn default_streams() -> DefaultStreams {
     // Several directories are separated by colons.
     let folders = std::env::var("STATE_DIRECTORY").unwrap_or_default();
     DefaultStreams { folder: folders.split(':').next().unwrap_or_default().into(), started: started().to_owned() }
 }
 
-/// When the first one asked, as names of files have it. It is the same for all files of a run.
+/// The time of the first call, as in file names. It is the same for all files of a run.
 fn started() -> &'static str {
     static STARTED: OnceLock<String> = OnceLock::new();
     STARTED.get_or_init(now_in_names)
 }
 
-/// Reads a container's id.
+/// Parses a container's ID.
 fn parse_container(text: &str) -> Result<String, String> {
     let is_id = text.len() >= LEAST_OF_ID && text.bytes().all(|digit| digit.is_ascii_hexdigit());
     is_id.then(|| text.to_ascii_lowercase()).ok_or_else(|| {
@@ -705,7 +705,7 @@ fn parse_container(text: &str) -> Result<String, String> {
     })
 }
 
-/// Reads an address as `lj-trace list` shows it.
+/// Parses an address as `lj-trace list` shows it.
 pub(in crate::commands) fn parse_address(text: &str) -> Result<u64, String> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
     u64::from_str_radix(digits, 16).map_err(|_| "expected an address such as 0x7f30c8a193f0".to_owned())

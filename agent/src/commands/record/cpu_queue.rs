@@ -6,25 +6,25 @@ use std::time::{Duration, Instant};
 
 use lj_trace_engine::{Recording, Session};
 
-/// How long at least from one look to the next one.
+/// The least time between two looks.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// And so many times as long as a look took: that is 0.1% of a CPU.
+/// The pause is also this many times as long as a look takes, which limits it to 0.1% of a CPU.
 const REST: u32 = 1000;
 
-/// Of more processes, and of more threads of one, only so many are looked at.
+/// How many processes, and how many threads of each, to look at.
 const MOST: usize = 64;
 
-/// What threads have queued for, since the first look at each.
+/// How long threads have waited in run queues since the first look at each.
 #[derive(Debug, Default)]
 pub struct CpuQueue {
-    /// By thread: nanoseconds at the first and at the last look.
+    /// For each thread: nanoseconds in a run queue, at the first and at the last look.
     threads: HashMap<u32, [u64; 2]>,
     next: Option<Instant>,
 }
 
 impl CpuQueue {
-    /// Looks, if it is time to.
+    /// Looks if it is time to.
     pub fn look(&mut self, session: &Session<'_>) {
         let begin = Instant::now();
         if self.next.is_some_and(|next| begin < next) {
@@ -48,14 +48,15 @@ impl CpuQueue {
         }
     }
 
-    /// Seconds of all threads together, if the kernel counts them.
+    /// The sum over all threads in seconds, if the kernel counts it.
     pub fn seconds(&self) -> Option<f64> {
         let sum = self.threads.values().map(|[first, last]| last.saturating_sub(*first)).sum::<u64>();
         (!self.threads.is_empty()).then_some(sum as f64 / 1e9)
     }
 }
 
-/// The second number of `/proc/PID/task/TID/schedstat`: nanoseconds on a run queue. A kernel that counts nothing has zeros.
+/// The second number of `/proc/PID/task/TID/schedstat`: nanoseconds on a run queue. If the kernel does not count, the
+/// numbers are zero.
 fn queued(schedstat: &str) -> Option<u64> {
     let mut numbers = schedstat.split_whitespace().map(|number| number.parse::<u64>().ok());
     let (ran, queued) = (numbers.next()??, numbers.next()??);

@@ -16,13 +16,14 @@ use lj_trace_unwind::symbols::debug_file;
 use super::interrupts::Interrupts;
 use crate::exit::CommandError;
 
-/// How long all files together may take.
+/// The time limit for all files together.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// How often it is said how far a file is.
+/// How often to report the progress of a file.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Fetches what is missing for these processes, and has it used. What cannot be fetched is said, and is no error.
+/// Fetches missing debug files for these processes, and makes lj-trace use them. A failed download is reported, but is
+/// no error.
 ///
 /// # Errors
 /// No server is named, or the cache cannot be used.
@@ -66,7 +67,7 @@ pub fn fetch(
     Ok(())
 }
 
-/// Fetches one file into the cache: its size.
+/// Fetches one file into the cache. Returns its size.
 fn fetch_one(
     servers: &DebugServers,
     cache: &Path,
@@ -78,7 +79,7 @@ fn fetch_one(
     let folder = place.parent().unwrap_or(cache);
     let written = |error: io::Error| FetchError::NotWritten { reason: error.to_string() }.to_string();
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(written)?;
-    // In a file of its own until it is known to be the right one.
+    // The file keeps a temporary name until it is known to be the right one.
     let mut file = tempfile::NamedTempFile::new_in(folder).map_err(written)?;
     let said = std::cell::Cell::new(Instant::now());
     let progress = |size: u64| {

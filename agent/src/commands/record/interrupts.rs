@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first one asks lj-trace to finish, the second one ends it at once.
+//! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first signal asks lj-trace to finish, the second ends it at once.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -9,29 +9,29 @@ use lj_trace_engine::bounded::now;
 
 use crate::exit::CommandError;
 
-/// The event that the handler makes readable; none before there is one.
+/// The eventfd that the handler makes readable; -1 before there is one.
 static EVENT: AtomicI32 = AtomicI32::new(-1);
 
 /// When the first signal came, in nanoseconds of the monotonic clock; 0 before.
 static FIRST: AtomicU64 = AtomicU64::new(0);
 
-/// Which one it was; 0 before.
+/// The number of the first signal; 0 before.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
 
-/// Signals that come so soon after the first belong to it: timeout(1) sends its own to the process, and to the process
-/// group as well.
+/// Signals this soon after the first belong to it: timeout(1) sends its signal to the process, and to the process group
+/// as well.
 const SAME: Duration = Duration::from_millis(200);
 
-/// The signals that end a recording: Ctrl-C, a service manager, a terminal that goes, and Ctrl-\.
+/// The signals that end a recording: Ctrl-C, a service manager, a closed terminal, and Ctrl-\.
 const SIGNALS: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
-/// Listens for the signals that end a recording. That they are heard does not depend on what lj-trace is doing: an
-/// output that takes nothing may keep it from looking at anything else, but not from being ended.
+/// Listens for the signals that end a recording. They work whatever lj-trace is doing: a stalled output may block
+/// everything else, but not these.
 #[derive(Debug)]
 pub struct Interrupts(OwnedFd);
 
 impl Interrupts {
-    /// Begins to listen: from here on the first signal does not end lj-trace before its files are complete.
+    /// Starts listening: from here on, the first signal does not end lj-trace before its files are complete.
     ///
     /// # Errors
     /// The system has no more descriptors.
@@ -39,7 +39,7 @@ impl Interrupts {
         Self::listen_to(&SIGNALS)
     }
 
-    /// The same, but that SIGHUP means something else.
+    /// The same, for callers in which SIGHUP means something else.
     ///
     /// # Errors
     /// As [`Self::listen`].
@@ -73,7 +73,7 @@ impl Interrupts {
         Ok(Self(event))
     }
 
-    /// Waits so long for a signal; whether there was one, now or before.
+    /// Waits up to `time` for a signal. Returns whether there has been one, now or before.
     pub fn heard_within(&self, time: Duration) -> bool {
         let mut event = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let milliseconds = i32::try_from(time.as_millis()).unwrap_or(i32::MAX);
@@ -83,7 +83,7 @@ impl Interrupts {
         unsafe { libc::poll(&raw mut event, 1, 0) == 1 }
     }
 
-    /// Becomes readable with the first signal, and stays so.
+    /// A descriptor that becomes readable with the first signal, and stays readable.
     ///
     /// # Errors
     /// The system has no more descriptors.
@@ -99,9 +99,9 @@ impl Drop for Interrupts {
     }
 }
 
-/// The first signal is told. A later one, whichever it is, ends lj-trace at once.
+/// Notes the first signal. Any later signal ends lj-trace at once.
 extern "C" fn heard(signal: libc::c_int) {
-    // It is one call of clock_gettime(2), which is safe in a signal handler.
+    // This is one call of clock_gettime(2), which is safe in a signal handler.
     let now = now();
     match FIRST.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst) {
         Ok(_) => {
@@ -125,7 +125,7 @@ pub fn first_signal() -> libc::c_int {
     SIGNAL.load(Ordering::SeqCst)
 }
 
-/// Whether a signal is ignored: nohup(1) has programs go on when their terminal goes.
+/// Whether a signal is ignored: nohup(1) makes programs continue after their terminal is closed.
 fn is_ignored(signal: libc::c_int) -> bool {
     // SAFETY: all zeros are a valid `sigaction`, which the call overwrites, and nothing is changed.
     unsafe {
@@ -152,8 +152,8 @@ mod tests {
         // SAFETY: the handler is in place.
         unsafe { libc::raise(libc::SIGTERM) };
         assert!(interrupts.heard_within(Duration::from_secs(5)) && interrupts.heard_within(Duration::ZERO));
-        // One that comes with it does no more. A later one would end this process, so that the first one is put off, however
-        // long this thread was kept from running.
+        // A signal that comes with it changes nothing. A later signal would end this process, so the test moves the
+        // time of the first one into the future, however long this thread was kept from running.
         FIRST.store(u64::MAX, Ordering::SeqCst);
         // SAFETY: as above.
         unsafe { libc::raise(libc::SIGINT) };

@@ -52,7 +52,7 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CommandError> {
     if args.force {
         allow_replacing();
     }
-    // It has no part in what lj-trace does to itself.
+    // Started first: the program must not inherit what lj-trace does to itself.
     let mut program = match &args.program[..] {
         [] => None,
         words => Some(StartedProgram::start(words, args.as_root)?),
@@ -71,7 +71,7 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CommandError> {
     };
     let found = match args.wait {
         Some(limit) => {
-            // A process that is named is there from the beginning.
+            // A process that was selected by ID exists from the beginning.
             let may_come =
                 if selector.is_some() { &[Failure::NoLuajit, Failure::NoProcess][..] } else { &[Failure::NoLuajit] };
             wait::until_found(find, may_come, limit, &interrupts, &progress)?
@@ -92,9 +92,9 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CommandError> {
         return waits::run(&options, targets, (known, control), &runtime, (program, &interrupts));
     }
     let mut session = Session::start(&options, targets, &progress, started)?;
-    // Those that come later have to be attached to as well.
+    // Processes that come later need these privileges for attaching.
     let attaches = if options.is_of_several() { &privileges::TO_ATTACH[..] } else { &[] };
-    // What ends lj-trace is passed on to the program.
+    // Signals that end lj-trace are passed on to the program.
     let passes_on = if program.is_some() { &[Capability::Kill][..] } else { &[] };
     give_up_privileges(&options, &[attaches, passes_on].concat(), || {
         session.recordings().all(Recording::is_in_reach) && (!options.is_of_several() || can_attach(&options))
@@ -118,7 +118,7 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CommandError> {
     Ok(code)
 }
 
-/// What is to be recorded of a program that was started.
+/// The targets of a recording of a program that lj-trace has started.
 fn of_program(
     options: &Options,
     program: Option<&StartedProgram>,
@@ -133,7 +133,7 @@ fn of_program(
     Ok((options, vec![RecordTarget::starting(own)?]))
 }
 
-/// What there is to say of a program in which no VM was found.
+/// The message about a program in which no VM was found.
 fn without_vm(name: &str, lasted: Duration, rate: u32) -> String {
     let milliseconds = lasted.as_secs_f64() * 1e3;
     format!(
@@ -143,31 +143,31 @@ fn without_vm(name: &str, lasted: Duration, rate: u32) -> String {
     )
 }
 
-/// Starts what puts probes in and takes them out: before there are threads, and much memory.
+/// Starts the guardian, which inserts and removes probes. This comes before there are threads, and while lj-trace is
+/// still small.
 pub(super) fn start_guardian() -> Result<(), CommandError> {
     guardian::start().map_err(|error| CommandError::internal(&error))
 }
 
-/// What the guardian goes on with once all is attached: what probes cost is still being measured, and new VMs may have
-/// allocators of their own.
+/// The privileges that the guardian keeps once everything is attached: the cost of probes is still being measured, and
+/// new VMs may have allocators of their own.
 fn guardian_needs(options: &Options) -> Capabilities {
     let is_classic = options.wanted(1).mechanism == Mechanism::Classic;
     let more: &[Capability] = if is_classic { &[Capability::SysAdmin] } else { &[] };
     Capabilities::of(&[&privileges::TO_ATTACH[..], more].concat())
 }
 
-/// Gives up what nothing needs any more that is attached, but for `more`. `works` says whether it can still do what it
-/// has to.
+/// Gives up the privileges that nothing needs any more, except `more`. `works` says whether the recording still works.
 pub(super) fn give_up_privileges(options: &Options, more: &[Capability], mut works: impl FnMut() -> bool) {
-    // The kernel's symbols are read when the first one is asked for.
+    // The kernel's symbols are read when the first one is needed.
     let symbols: &[Capability] = if options.kernel || options.kinds.off_cpu { &[Capability::Syslog] } else { &[] };
-    // VMs that come into being may have allocators that nobody has used before: links can be made without privileges,
-    // perf events cannot.
+    // New VMs may have allocators that no VM has used before. Probes by links can be added without privileges, perf
+    // events cannot.
     let is_classic = options.vm.is_none() && options.wanted(1).mechanism == Mechanism::Classic;
     let later: &[Capability] = if is_classic { &privileges::TO_ATTACH } else { &[] };
     let works = || works() && (!is_classic || try_probe(Mechanism::Classic).is_ok());
     guardian::keep_only(guardian_needs(options));
-    // VMs and children that come into being get files of their own.
+    // New VMs and children get files of their own.
     let files: &[Capability] =
         if options.folders().all(|folder| is_own(&folder)) { &[] } else { &[Capability::DacOverride] };
     if let Err(error) = privileges::drop_unneeded(&[more, symbols, later, files].concat(), works) {
@@ -175,7 +175,7 @@ pub(super) fn give_up_privileges(options: &Options, more: &[Capability], mut wor
     }
 }
 
-/// Whether files can be made in a folder without any privilege, since it belongs to this user.
+/// Whether files can be created in a folder without any privilege, because it belongs to this user.
 fn is_own(folder: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     // SAFETY: geteuid(2) takes nothing, and always succeeds.
@@ -186,14 +186,14 @@ fn is_own(folder: &Path) -> bool {
 /// Whether this thread could still attach to a process.
 pub(super) fn can_attach(options: &Options) -> bool {
     let samples = !options.kinds.cpu || try_open(Clock::CpuClock).is_ok();
-    // Probes that are perf events want `CAP_SYS_ADMIN`.
+    // Probes through perf events require `CAP_SYS_ADMIN`.
     let probes = !options.kinds.allocations
         || Mechanism::detect() == Mechanism::Multi
         || Capabilities::effective().has(Capability::SysAdmin);
     samples && probes
 }
 
-/// Listens to what may be asked for while a recording runs: signals end it, or want to see what there is so far.
+/// Listens for requests during a recording: signals that end it, or that ask for a snapshot of the results.
 fn listen(
     runtime: &Runtime,
     options: &Options,
@@ -201,11 +201,11 @@ fn listen(
     interrupts: &Interrupts,
 ) -> Result<SessionControl, CommandError> {
     let _runtime = runtime.enter();
-    // A parent makes new children as long as it is there.
+    // A parent creates new children as long as it exists.
     let parents: Vec<Process> = match options.scope {
         Scope::One | Scope::Host => Vec::new(),
         Scope::Children => vec![Process::open(options.pid)?],
-        // One that has ended since needs not be waited for.
+        // A parent that has exited need not be waited for.
         Scope::These { .. } => options.roots().into_iter().filter_map(|pid| Process::open(pid).ok()).collect(),
     };
     let processes: Vec<&Process> =

@@ -1,8 +1,8 @@
 //! `lj-trace -- COMMAND`: starts a program, and records it from its first instruction.
 //!
-//! It is traced (ptrace(2)) until it executes its program: the kernel stops it there, before the first instruction. Once all
-//! is attached, it is let go, and traced no more. Should lj-trace end before, however that happens, the kernel lets it go,
-//! or ends it where it is not traced yet: it never stands still.
+//! lj-trace traces the program (ptrace(2)) until exec: there the kernel stops it before its first instruction. Once
+//! everything is attached, lj-trace lets it run, and stops tracing it. If lj-trace ends before that, for whatever
+//! reason, the kernel lets the program run, or kills it if it is not traced yet: it never stays stopped.
 
 use std::ffi::{CString, OsString};
 use std::io;
@@ -16,19 +16,20 @@ use lj_trace_text::untrusted;
 use super::interrupts::{self, Interrupts};
 use crate::exit::{CommandError, ExitCode};
 
-/// How often it is looked whether it has ended.
+/// How often to check whether the program has ended.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// A program that was started. If it was never let go, it is ended when this is dropped: it has done nothing yet.
+/// A program that lj-trace has started. If this is dropped before the program was allowed to run, the program is
+/// killed: it has done nothing yet.
 #[derive(Debug)]
 pub struct StartedProgram {
     child: Child,
-    /// As it was called.
+    /// The command as the user wrote it.
     name: String,
     is_stopped: bool,
 }
 
-/// Who has called sudo(8).
+/// The user who has called sudo(8).
 struct Caller {
     uid: libc::uid_t,
     gid: libc::gid_t,
@@ -38,7 +39,7 @@ struct Caller {
 }
 
 impl Caller {
-    /// The caller of sudo(8), if it has started lj-trace as root for somebody else.
+    /// The caller of sudo(8), if lj-trace runs as root for another user.
     fn of_sudo() -> Option<Self> {
         let number = |name| std::env::var(name).ok()?.parse().ok();
         let (uid, gid): (u32, u32) = (number("SUDO_UID")?, number("SUDO_GID")?);
@@ -55,7 +56,7 @@ impl Caller {
         Some(Self { uid, gid, groups, name: text(name), home: text(home) })
     }
 
-    /// Has the process that calls this be the caller's. It allocates nothing.
+    /// Makes the calling process run as this user. This allocates nothing.
     fn become_it(&self) -> io::Result<()> {
         // SAFETY: the groups are so many numbers; the others take plain integers.
         let outcomes = unsafe {
@@ -77,9 +78,9 @@ fn groups(name: CString, gid: libc::gid_t) -> Vec<libc::gid_t> {
     if groups.is_empty() { vec![gid] } else { groups }
 }
 
-/// Has this process's parent trace it, which is to be `parent`. Should that be killed meanwhile, the process would belong to
-/// init, which would trace it, and never let it go: then it is killed as well, before it executes anything. It allocates
-/// nothing.
+/// Makes the parent of this process, which must be `parent`, trace it. If the parent is killed meanwhile, init would
+/// become the parent and tracer, and never let this process run. So this process is then killed as well, before it
+/// executes anything. This allocates nothing.
 fn be_traced_by(parent: libc::pid_t) -> io::Result<()> {
     let dies_with_parent = |signal: libc::c_int| {
         // SAFETY: the option takes a signal's number.
@@ -98,16 +99,16 @@ fn be_traced_by(parent: libc::pid_t) -> io::Result<()> {
     if unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, nothing, nothing) } == -1 {
         return Err(io::Error::last_os_error());
     }
-    // From here on the kernel lets it go when lj-trace ends, and it outlives that.
+    // From here on, the kernel lets the process run when lj-trace ends, and the process outlives lj-trace.
     dies_with_parent(0)
 }
 
 impl StartedProgram {
-    /// Starts a command, and stops it before its first instruction. Under sudo(8) it belongs to the caller, unless it is to run
-    /// `as_root`.
+    /// Starts a command, and stops it before its first instruction. Under sudo(8) it runs as sudo's caller, unless
+    /// `as_root` is set.
     ///
     /// # Errors
-    /// It cannot be executed: exit code 127 if it is not there, 126 otherwise, as env(1) has them.
+    /// The command cannot be executed: exit code 127 if it does not exist, 126 otherwise, as with env(1).
     pub fn start(words: &[OsString], as_root: bool) -> Result<Self, CommandError> {
         let (file, arguments) = words.split_first().ok_or_else(|| CommandError::usage("name a program behind `--`"))?;
         let name = untrusted::bytes(file.as_encoded_bytes());
@@ -119,7 +120,7 @@ impl StartedProgram {
             command.env("HOME", &caller.home).env("USER", &caller.name).env("LOGNAME", &caller.name);
         }
         let prepare = move || {
-            // lj-trace ignores this one, and programs keep what is ignored.
+            // lj-trace ignores this signal, and programs inherit that.
             // SAFETY: the default is a valid disposition.
             unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_DFL) };
             caller.as_ref().map_or(Ok(()), Caller::become_it)?;
@@ -162,15 +163,15 @@ impl StartedProgram {
         self.child.id()
     }
 
-    /// How it was called.
+    /// The command as the user wrote it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Lets it run.
+    /// Lets the program run.
     ///
     /// # Errors
-    /// It is not there any more.
+    /// The program is gone.
     pub fn go(&mut self) -> Result<(), CommandError> {
         let nothing = std::ptr::null_mut::<libc::c_void>();
         // SAFETY: the request takes no address, and no signal.
@@ -184,11 +185,12 @@ impl StartedProgram {
         Ok(())
     }
 
-    /// Waits until it has ended; its exit code, or 128 and the number of the signal that has ended it. What ends lj-trace and
-    /// does not come from a terminal, which tells the program itself, is passed on to it.
+    /// Waits until the program has ended. Returns its exit code, or 128 plus the number of the signal that ended it.
+    /// Signals that end lj-trace are passed on to the program, except those from a terminal, which reach the program
+    /// directly.
     ///
     /// # Errors
-    /// The system does not tell.
+    /// The system does not report the exit.
     pub fn wait(mut self, interrupts: &Interrupts, quiet: bool) -> Result<ExitCode, CommandError> {
         let mut is_told = false;
         let mut signal = 0;

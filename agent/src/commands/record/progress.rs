@@ -15,7 +15,7 @@ use super::cpu_queue::CpuQueue;
 use super::vm_looks::VmLooks;
 use crate::service::notify::Notifier;
 
-/// A line that changes on a terminal, plain lines at the start, and what a service manager is told.
+/// Progress reports: a line that is updated on a terminal, plain lines at the start, and reports to a service manager.
 pub struct Progress {
     bar: ProgressBar,
     rate: u32,
@@ -26,18 +26,18 @@ pub struct Progress {
     queue: RefCell<CpuQueue>,
 }
 
-/// The hottest function, looked for now and then: all stacks that there are have to be gone through.
+/// The hottest function. It is computed only now and then, because that takes a pass over all stacks.
 #[derive(Default)]
 struct Hottest {
     text: String,
-    /// When it is looked for again.
+    /// When to compute it again.
     next: Option<Instant>,
 }
 
-/// How long at least from one look to the next one.
+/// The least time between two computations.
 const LOOKS: Duration = Duration::from_secs(1);
 
-/// And so many times as long as a look took: that is 1% of a CPU.
+/// The pause is also this many times as long as a computation takes, which limits it to 1% of a CPU.
 const REST: u32 = 100;
 
 impl Hottest {
@@ -53,7 +53,7 @@ impl Hottest {
 }
 
 impl Progress {
-    /// Nothing is said yet.
+    /// A progress display without output so far.
     pub fn new(options: &Options) -> Self {
         let bar = if options.quiet { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
         let style = ProgressStyle::with_template("{spinner} {msg}");
@@ -69,12 +69,12 @@ impl Progress {
         }
     }
 
-    /// Whether nothing is said but warnings.
+    /// Whether only warnings are shown.
     pub fn is_quiet(&self) -> bool {
         self.quiet
     }
 
-    /// Says that it waits, and for people why, if that is news.
+    /// Reports that lj-trace waits. Also tells the user why, if that is news.
     pub fn waiting(&self, news: Option<&str>) {
         self.notifier.waiting("waiting for a VM");
         if let Some(why) = news.filter(|_| !self.quiet) {
@@ -153,10 +153,10 @@ impl Observer for Progress {
     }
 }
 
-/// Columns of what stands before the message.
+/// The columns before the message.
 const SPINNER: usize = 2;
 
-/// How far it is.
+/// The progress message.
 fn message<'a>(recordings: impl Iterator<Item = &'a Recording> + Clone, rate: u32, elapsed: Duration) -> String {
     let mut message = format!("{:.0} s", elapsed.as_secs_f64());
     if recordings.clone().any(|recording| recording.cpu.is_some()) {
@@ -173,7 +173,7 @@ fn message<'a>(recordings: impl Iterator<Item = &'a Recording> + Clone, rate: u3
     message
 }
 
-/// Names the VMs that are recorded, with their numbers if there are several.
+/// Names the recorded VMs, with their numbers if there are several.
 fn say_vms(target: &RecordTarget) {
     let recorded = target.vms.iter().enumerate().filter(|(index, _)| target.only.is_none_or(|only| only == *index));
     for (index, vm) in recorded {

@@ -1,4 +1,4 @@
-//! Looks now and then at what the VMs of a process execute, since no sample hits a process that waits.
+//! Looks now and then at what the VMs of a process execute, because no sample hits a process that waits.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -9,19 +9,20 @@ use lj_trace_profile::answer::SeenAt;
 
 use crate::host::doing::activity;
 
-/// How long at least from one look to the next one.
+/// The least time between two looks.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// And so many times as long as a look took, on a machine with too much to do as well: that is 2% of a CPU.
+/// The pause is also this many times as long as a look takes, even on an overloaded machine. That limits it to 2% of a
+/// CPU.
 const REST: u32 = 50;
 
-/// Of more VMs only so many are looked at.
+/// How many VMs to look at, at most.
 const VMS: usize = 4;
 
-/// Places that are told apart; the most frequent one is among the first.
+/// How many places to distinguish; the most frequent place is among the first ones.
 const PLACES: usize = 1000;
 
-/// Where the VMs of a process were at each look.
+/// The places of the VMs of a process at each look.
 #[derive(Debug, Default)]
 pub struct VmLooks {
     places: HashMap<Option<String>, u64>,
@@ -30,7 +31,7 @@ pub struct VmLooks {
 }
 
 impl VmLooks {
-    /// Looks, if it is time to. Of several processes there is nothing to tell.
+    /// Looks if it is time to. With several processes, it does nothing.
     pub fn look(&mut self, session: &Session<'_>) {
         let begin = Instant::now();
         let mut recordings = session.recordings();
@@ -56,7 +57,7 @@ impl VmLooks {
     }
 }
 
-/// What each VM executes: the Lua function and line, if its host calls it.
+/// What each VM executes: the Lua function and line, if its host is calling into it.
 fn places(recording: &Recording) -> Vec<Option<String>> {
     let memory = recording.process().memory();
     let vms = recording.vms().unwrap_or_default();

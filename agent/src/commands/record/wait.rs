@@ -11,17 +11,17 @@ use super::interrupts::Interrupts;
 use super::progress::Progress;
 use crate::exit::{CommandError, ExitCode};
 
-/// How often the process is looked at, at most; and at least, where looking through its memory takes long.
+/// The shortest and the longest time between two checks of the process. It grows if searching the memory takes long.
 const SHORTEST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// Looking takes no more than one part of this many of the time, so that waiting costs little.
+/// Checks take at most 1/20 of the time, so that waiting costs little.
 const SHARE: u32 = 20;
 
-/// What `options` are about. If it `waits` for a VM, it is not asked which process may be meant instead.
+/// The processes that `options` select. With `waits`, this does not ask which process may be meant instead.
 ///
 /// # Errors
-/// There is nothing to be recorded.
+/// There is nothing to record.
 pub fn find(options: &Options, waits: bool) -> Result<Vec<RecordTarget>, EngineError> {
     if waits && options.scope == Scope::One {
         return RecordTarget::new(options.clone()).map(|target| vec![target]);
@@ -29,11 +29,11 @@ pub fn find(options: &Options, waits: bool) -> Result<Vec<RecordTarget>, EngineE
     targets(options)
 }
 
-/// Waits until something to record is found, and gives that; [`None`] if a signal ends the waiting. A failure
-/// in `may_come` is waited out.
+/// Waits until `find` succeeds, and returns its result; [`None`] if a signal ends the waiting. Failures in `may_come`
+/// do not end the waiting.
 ///
 /// # Errors
-/// The process has exited, cannot be looked at, or the time that was given for waiting is over.
+/// The process has exited, cannot be read, or the time limit for waiting is over.
 pub fn until_found<T>(
     find: impl Fn() -> Result<T, EngineError>,
     may_come: &[Failure],
@@ -53,7 +53,7 @@ pub fn until_found<T>(
             let message = format!("waited for {limit:?}, and still {refusal}");
             return Err(CommandError::new(ExitCode::NO_LUAJIT, message));
         }
-        // What is wrong with it may change meanwhile.
+        // The reason may change meanwhile.
         progress.waiting((said != refusal).then_some(&refusal));
         said = refusal;
         let pause = (look.elapsed() * SHARE).clamp(SHORTEST, LONGEST);

@@ -15,7 +15,8 @@ use super::program::StartedProgram;
 use crate::exit::{CommandError, ExitCode};
 use crate::service::notify::Notifier;
 
-/// Records waits. `known` are the processes of `targets`; `program` is what lj-trace has started, if it has.
+/// Records waits. `known` are the processes of `targets`; `program` is the program that lj-trace has started, if it
+/// has.
 ///
 /// # Errors
 /// A [`CommandError`] with the exit code that belongs to its cause.
@@ -29,7 +30,7 @@ pub fn run(
     let notifier = Notifier::new();
     let names: Vec<String> = targets.iter().map(RecordTarget::name).collect();
     let mut session = WaitSession::start(options, targets)?;
-    // What ends lj-trace is passed on to the program.
+    // Signals that end lj-trace are passed on to the program.
     let passes_on = if program.is_some() { &[Capability::Kill][..] } else { &[] };
     give_up_privileges(options, passes_on, || true);
     let children = options.is_of_several().then(|| NewChildren::watch(options.roots(), known)).transpose()?;

@@ -13,10 +13,10 @@ use super::rendering::{Rendering, room_of, to};
 use super::{ReportArgs, open, stored, warn_of};
 use crate::exit::{CommandError, ExitCode};
 
-/// Compares the stream with an older one, or what is stored with what was stored of another time, in all outputs.
+/// Compares the stream with an older one, or stored profiles with stored profiles of another time, in all outputs.
 ///
 /// # Errors
-/// As for a report of one of them; exit code 64 if they are of different kinds, or an output has no such format.
+/// As for a report on one of them; exit code 64 if they are of different kinds, or a format cannot show differences.
 pub fn write(outputs: &[Output], args: &ReportArgs) -> Result<(), CommandError> {
     if args.leak_only || args.human_readable {
         let message = "--diff has no --leak-only and no --human-readable: use --weight held for what is still held";
@@ -45,7 +45,7 @@ pub fn write(outputs: &[Output], args: &ReportArgs) -> Result<(), CommandError> 
             let colored = output.file.is_none() && format(output) == Format::Text && has_colors();
             let look = DiffLook { room: room_of(output), colored };
             to(output, |out| match colored {
-                // Names have no escape sequences: frames and titles are written as untrusted text.
+                // Names contain no escape sequences: frames and titles are written as untrusted text.
                 true => diff.write(format(output), look, out),
                 false => diff.write(format(output), look, PlainWriter::new(out, Form::Text)),
             })?;
@@ -54,8 +54,7 @@ pub fn write(outputs: &[Output], args: &ReportArgs) -> Result<(), CommandError> 
     Ok(())
 }
 
-/// Whether standard output is a terminal whose user has not said that there should be no colours
-/// (<https://no-color.org>).
+/// Whether standard output is a terminal whose user has not disabled colours (<https://no-color.org>).
 fn has_colors() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

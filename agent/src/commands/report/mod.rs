@@ -128,7 +128,7 @@ pub fn run(args: &ReportArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Opens a stream; gives its name for messages too.
+/// Opens a stream. Also returns its name for messages.
 fn open(file: &Path, quiet: bool) -> Result<(Stream<Box<dyn Read>>, String), CommandError> {
     let name = file.display().to_string();
     let input: Box<dyn Read> = if file == Path::new("-") {
@@ -142,7 +142,7 @@ fn open(file: &Path, quiet: bool) -> Result<(Stream<Box<dyn Read>>, String), Com
     Ok((stream, name))
 }
 
-/// Says that a stream is not complete.
+/// Warns that a stream is incomplete.
 fn warn_of(cut: Option<StreamError>, name: &str) {
     if let Some(cut) = cut {
         let text = format!("lj-trace: warning: {name}: {cut}; the report shows what came before");
@@ -150,7 +150,7 @@ fn warn_of(cut: Option<StreamError>, name: &str) {
     }
 }
 
-/// The name of the stream, for titles, without its folders.
+/// The name of the stream for titles, without directories.
 fn file_name(file: &Path) -> String {
     file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned()
 }

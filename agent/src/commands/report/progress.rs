@@ -1,20 +1,20 @@
-//! Progress while a long stream is read.
+//! Progress while a long stream is being read.
 
 use std::io::{self, Read};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A stream, and a bar on standard error that shows how much of it is read. On anything but a terminal there is none.
+/// A stream with a progress bar on standard error, if that is a terminal.
 pub struct WithProgress<R> {
     input: R,
     bar: ProgressBar,
 }
 
-/// What is read in less than a second needs no bar.
+/// The largest stream, in bytes, that needs no bar: it takes less than a second.
 const SHORT: u64 = 64 << 20;
 
 impl<R: Read> WithProgress<R> {
-    /// Of an input of so many bytes, if that is known.
+    /// For an input of `length` bytes, if that is known.
     pub fn new(input: R, length: Option<u64>, quiet: bool) -> Self {
         let bar = match length {
             Some(length) if length > SHORT && !quiet => ProgressBar::new(length),

@@ -16,13 +16,13 @@ use crate::commands::record::no_text_for_terminal;
 use crate::exit::CommandError;
 use lj_trace_engine::output::OutputFile;
 
-/// What is read of a stream to render it.
+/// The data of a stream that the outputs need.
 pub enum Rendering {
-    /// What parse-sysprof prints.
+    /// The output of parse-sysprof.
     Lines(reference::sysprof::Lines),
     /// A CPU profile.
     Cpu(Box<CpuProfile>),
-    /// A memory profile, and what parse-memprof prints, as far as they are asked for.
+    /// A memory profile, and the output of parse-memprof, as far as they are needed.
     Memory { summary: Option<Box<reference::memprof::ReferenceSummary>>, profile: Option<Box<MemoryProfile>> },
     /// A memory profile that was recorded in windows.
     Sample(Box<EstimatedProfile>),
@@ -31,14 +31,14 @@ pub enum Rendering {
 /// What the formats of all outputs need of a memory profile.
 #[derive(Clone, Copy)]
 struct Needs {
-    /// Events as Tarantool's parser counts them.
+    /// The events as Tarantool's parser counts them.
     summary: bool,
     profile: bool,
     blocks: bool,
 }
 
 impl Rendering {
-    /// Reads the stream once for all outputs; gives the place where it is cut off too, if it is.
+    /// Reads the stream once for all outputs. Also returns where it is cut off, if it is.
     ///
     /// # Errors
     /// It is damaged, or the options do not fit it.
@@ -122,7 +122,7 @@ impl Rendering {
     /// It cannot take the bytes.
     pub fn write(&self, output: &Output, args: &ReportArgs) -> Result<(), CommandError> {
         let format = match self {
-            // What the reference parser prints are heap balances, most of all; of what is stored it prints nothing.
+            // The reference parser's output consists mostly of heap balances; it prints nothing for stored profiles.
             Self::Sample(_) | Self::Memory { summary: None, .. } => {
                 output.format.or(args.format).unwrap_or(Format::Text)
             }
@@ -134,7 +134,7 @@ impl Rendering {
         to(output, |out| self.render(format, args, room_of(output), out))
     }
 
-    /// The profile, if one was asked for.
+    /// The profile, if an output needs one.
     pub fn profile(&self) -> Option<&dyn Profile> {
         match self {
             Self::Cpu(profile) => Some(&**profile),
@@ -144,7 +144,7 @@ impl Rendering {
         }
     }
 
-    /// Whether it is of memory.
+    /// Whether it is a memory profile.
     pub fn is_memory(&self) -> bool {
         matches!(self, Self::Memory { .. } | Self::Sample(_))
     }
@@ -174,36 +174,36 @@ impl Rendering {
             Self::Memory { profile: Some(profile), .. } => {
                 formats::write(format, &**profile, formats::About::room(room), out)
             }
-            // What an output asks for has been read.
+            // The data that an output needs has been read.
             Self::Memory { .. } => Ok(()),
         }
     }
 }
 
-/// How much room there is for text in an output: files are read by programs, too, so nothing is left out of them.
+/// The width of text in an output. Files are read by programs, too, so nothing is cut there.
 pub fn room_of(output: &Output) -> Room {
     if output.file.is_none() { Room::of(&io::stdout()) } else { Room::Unlimited }
 }
 
-/// Has something written to an output.
+/// Opens an output and calls `write` with it.
 ///
 /// # Errors
-/// It cannot take the bytes.
+/// The output cannot take the bytes.
 pub fn to(output: &Output, write: impl FnOnce(Box<dyn Write>) -> io::Result<()>) -> Result<(), CommandError> {
     match &output.file {
         None => match write(Box::new(BufWriter::new(io::stdout().lock()))) {
-            // Who reads has seen enough: `lj-trace report ... | head`.
+            // The reader has seen enough: `lj-trace report ... | head`.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             result => result.map_err(|error| CommandError::io("write to standard output", &error)),
         },
-        // It can be made again from the stream.
+        // The file can be made again from the stream.
         Some(path) => OutputFile::replace(path)
             .and_then(|file| write(Box::new(BufWriter::new(file))))
             .map_err(|error| CommandError::io(&format!("write {}", path.display()), &error)),
     }
 }
 
-/// Without any wish, a memory profile looks as Tarantool's users know it.
+/// By default, a memory profile looks as Tarantool's users know it.
 fn format_of(output: &Output, args: &ReportArgs, is_memory: bool) -> Format {
     let default = if is_memory { Format::Tarantool } else { Format::Text };
     output.format.or(args.format).unwrap_or(default)
@@ -221,7 +221,7 @@ pub fn check_cpu_options(args: &ReportArgs, name: &str) -> Result<(), CommandErr
     Ok(())
 }
 
-/// Refuses what a sample of the events cannot tell.
+/// Refuses options that need more than a sample of the events.
 fn check_sample_options(args: &ReportArgs, formats: &[Format], name: &str) -> Result<(), CommandError> {
     let refuse = |what: &str| {
         let message = format!(
@@ -240,13 +240,13 @@ fn check_sample_options(args: &ReportArgs, formats: &[Format], name: &str) -> Re
     }
 }
 
-/// Whether that format was named: without any wish, a sample gets another.
+/// Whether the user has named that format: the default for a sample is another one.
 fn asks_for_tarantool(args: &ReportArgs) -> bool {
     let of_outputs = args.output.iter().any(|output| output.format == Some(Format::Tarantool));
     args.format == Some(Format::Tarantool) || of_outputs
 }
 
-/// Refuses options that no output would heed.
+/// Refuses options that would have no effect on any output.
 pub fn check_memory_options(args: &ReportArgs, formats: &[Format]) -> Result<(), CommandError> {
     let refuse = |message: &str| Err(CommandError::usage(message));
     if args.source.is_some() {

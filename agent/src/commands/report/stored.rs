@@ -75,7 +75,7 @@ fn parse_attribute(text: &str) -> Result<(String, String), String> {
 }
 
 impl StoredArgs {
-    /// The options that were given.
+    /// An option for folders that was given.
     fn given(&self) -> Option<&'static str> {
         let named = [
             ("--from", self.from.is_some()),
@@ -92,7 +92,7 @@ impl StoredArgs {
         named.into_iter().find(|(_, is_given)| *is_given).map(|(name, _)| name)
     }
 
-    /// Refuses options of folders where the input is a file.
+    /// Refuses the options for folders if the input is a file.
     ///
     /// # Errors
     /// One was given.
@@ -104,12 +104,12 @@ impl StoredArgs {
         self.given().map_or(Ok(()), |name| Err(refuse(name)))
     }
 
-    /// Whether two times, or two sets of processes, are to be compared.
+    /// Whether to compare two times, or two sets of processes.
     pub fn compares(&self) -> bool {
         self.diff_from.is_some() || self.diff_to.is_some() || !self.diff_attribute.is_empty()
     }
 
-    /// What is asked for.
+    /// The query for the profiles to show.
     pub fn query(&self, now: SystemTime, weight: Weight) -> Query {
         let at = |when: Option<When>| when.map(|when| when.at(now));
         Query {
@@ -127,7 +127,7 @@ impl StoredArgs {
         }
     }
 
-    /// What that is compared with.
+    /// The query for the profiles to compare with.
     pub fn old_query(&self, now: SystemTime, weight: Weight) -> Query {
         let mut old = self.query(now, weight);
         if self.diff_from.is_some() || self.diff_to.is_some() {
@@ -141,10 +141,10 @@ impl StoredArgs {
     }
 }
 
-/// Reads what is asked for of a folder.
+/// Reads the queried profiles from a folder.
 ///
 /// # Errors
-/// It cannot be read, or has nothing of it; options that do not fit what it has.
+/// It cannot be read, has no such profiles, or the options do not fit its content.
 pub fn open(folder: &Path, query: &Query, outputs: &[Output], args: &ReportArgs) -> Result<Rendering, CommandError> {
     let format = |output: &Output| output.format.or(args.format).unwrap_or(Format::Text);
     let formats: Vec<Format> = outputs.iter().map(format).collect();
@@ -184,7 +184,7 @@ pub fn open(folder: &Path, query: &Query, outputs: &[Output], args: &ReportArgs)
     }
 }
 
-/// Says what is left out, and why.
+/// Reports what is left out, and why.
 fn warn(selection: &Selection) {
     let warn = |text: &str| say(Priority::Warning, &format!("lj-trace: warning: {text}"));
     for (name, why) in &selection.refused {

@@ -7,14 +7,14 @@ use lj_trace_text::amount::parse_duration;
 /// A point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// So long ago.
+    /// This long ago.
     Ago(Duration),
-    /// By the calendar.
+    /// At a date and time.
     At(SystemTime),
 }
 
 impl When {
-    /// When that is, if it is `now` now.
+    /// The time that it means if it is `now` now.
     pub fn at(self, now: SystemTime) -> SystemTime {
         match self {
             Self::Ago(duration) => now.checked_sub(duration).unwrap_or(UNIX_EPOCH),
@@ -25,10 +25,10 @@ impl When {
 
 const EXPECTED: &str = "expected a time such as -1h, now, 2026-11-25 or 2026-11-25T17:30 (UTC)";
 
-/// Reads `-1h30m`, `now`, or a date, with or without a time of the day, in UTC.
+/// Parses `-1h30m`, `now`, or a date with or without a time of day, in UTC.
 ///
 /// # Errors
-/// What was expected.
+/// A message that says what was expected.
 pub fn parse_when(text: &str) -> Result<When, String> {
     if text == "now" {
         return Ok(When::Ago(Duration::ZERO));
@@ -45,14 +45,14 @@ pub fn parse_when(text: &str) -> Result<When, String> {
         .ok_or_else(|| EXPECTED.to_owned())
 }
 
-/// So many numbers with a sign between them.
+/// `N` numbers with a separator between them.
 fn numbers<const N: usize>(text: &str, between: char) -> Option<[u64; N]> {
     let is_number = |part: &str| !part.is_empty() && part.len() <= 4 && part.bytes().all(|byte| byte.is_ascii_digit());
     let parts: Option<Vec<u64>> = text.split(between).map(|part| is_number(part).then(|| part.parse().ok())?).collect();
     parts?.try_into().ok()
 }
 
-/// Seconds since 1970, if there is such a date and time.
+/// Seconds since 1970, if the date and time are valid.
 fn seconds([year, month, day]: [u64; 3], [hour, minute, second]: [u64; 3]) -> Option<u64> {
     let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let months = [31, 28 + u64::from(is_leap), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];

@@ -12,7 +12,7 @@ use lj_trace_engine::EngineError;
 
 pub use numbers::Numbers;
 
-/// Serves the numbers, in a thread of its own.
+/// Serves the metrics on a thread of its own.
 #[derive(Debug)]
 pub struct Metrics {
     shared: Arc<Shared>,
@@ -23,15 +23,15 @@ pub struct Metrics {
 struct Shared {
     numbers: Mutex<Numbers>,
     is_told: Condvar,
-    /// Whether somebody waits for numbers: until then none are put together.
+    /// Whether a request waits for numbers: they are only computed on request.
     is_asked: AtomicBool,
 }
 
-/// Whoever asks gets older numbers if there are no new ones by then.
+/// How long a request waits for new numbers; after that it gets the previous ones.
 const WAIT: Duration = Duration::from_secs(2);
 
 impl Metrics {
-    /// Begins to serve at an address.
+    /// Starts serving at an address.
     ///
     /// # Errors
     /// The address is taken, or the system has no more threads.
@@ -43,12 +43,12 @@ impl Metrics {
         Ok(Self { shared, _server: server })
     }
 
-    /// Whether new numbers are wanted.
+    /// Whether new numbers are requested.
     pub fn is_asked(&self) -> bool {
         self.shared.is_asked.swap(false, Ordering::Relaxed)
     }
 
-    /// These are the numbers from now on.
+    /// Sets the current numbers.
     pub fn tell(&self, numbers: Numbers) {
         *self.shared.numbers.lock().unwrap_or_else(PoisonError::into_inner) = numbers;
         self.shared.is_told.notify_all();

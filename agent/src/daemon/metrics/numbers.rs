@@ -14,37 +14,37 @@ use crate::daemon::discovery::DiscoveryState;
 use crate::daemon::own_usage::Usage;
 use crate::daemon::sinks::SinkState;
 
-/// What the agent does, in numbers.
+/// The agent's state in numbers.
 #[derive(Clone, Debug, Default)]
 pub struct Numbers {
-    /// Processes that are recorded now.
+    /// How many processes are recorded now.
     pub recorded: usize,
-    /// What was recorded of all processes so far.
+    /// The sums over all processes so far.
     pub totals: Totals,
-    /// How processes are found.
+    /// The state of discovery.
     pub found: DiscoveryState,
-    /// How often a process could not be recorded.
+    /// How many times recording a process failed.
     pub refused: u64,
-    /// Profiles with anything in them.
+    /// How many profiles were not empty.
     pub profiles: u64,
-    /// What the agent uses itself.
+    /// The agent's own use.
     pub usage: Usage,
     /// What became of the profiles.
     pub sinks: Vec<SinkState>,
 }
 
 impl Numbers {
-    /// As Prometheus reads it.
+    /// The metrics in Prometheus's format.
     pub fn text(&self) -> String {
         let mut registry = Registry::with_prefix("lj_trace");
         registry.register_collector(Box::new(self.clone()));
         let mut text = String::new();
-        // A string takes whatever is written.
+        // Writing to a string cannot fail.
         let _ = text::encode(&mut text, &registry);
         text
     }
 
-    /// In a line, for the service manager.
+    /// A one-line status for the service manager.
     pub fn status(&self) -> String {
         let (sent, recorded) = self.sinks.iter().fold((0, 0), |sum, sink| (sum.0 + sink.sent, sum.1 + sink.recorded));
         format!(
@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// Names of metrics in a text.
+    /// The names of metrics in a text.
     fn names(text: &str) -> BTreeSet<&str> {
         let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
         text.match_indices("lj_trace_")

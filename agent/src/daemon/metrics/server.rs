@@ -20,14 +20,14 @@ use tokio::sync::{Semaphore, oneshot};
 /// The content type of the text format (OpenMetrics 1.0).
 const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// So many may ask at once, and each has so much time to do so.
+/// How many connections to serve at once, and how long each may take to send its request.
 const CONNECTIONS: usize = 8;
 const TIME: Duration = Duration::from_secs(5);
 
 /// Serves until it is dropped; then the address is free again.
 #[derive(Debug)]
 pub struct MetricsServer {
-    /// The thread ends when this is gone.
+    /// Dropping this ends the thread.
     goes_on: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -35,7 +35,7 @@ pub struct MetricsServer {
 impl Drop for MetricsServer {
     fn drop(&mut self) {
         drop(self.goes_on.take());
-        // One that has panicked has said so.
+        // A thread that has panicked has reported it.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -50,7 +50,7 @@ pub fn serve(address: SocketAddr, text: impl Fn() -> String + Send + Sync + 'sta
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (goes_on, ended) = oneshot::channel();
     let work = move || {
-        // It begins with all that the agent has, and needs none of it.
+        // The thread starts with all of the agent's privileges, and needs none of them.
         let _ = privileges::keep_only(Capabilities::of(&[]));
         runtime.block_on(async {
             tokio::select! {
@@ -69,7 +69,7 @@ async fn accept<F: Fn() -> String + Send + Sync + 'static>(listener: TcpListener
     loop {
         let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
-            // No more descriptors, say: it may be better soon.
+            // There may be no descriptors left: this may improve soon.
             tokio::time::sleep(TIME).await;
             continue;
         };
@@ -81,7 +81,7 @@ async fn accept<F: Fn() -> String + Send + Sync + 'static>(listener: TcpListener
             });
             let mut server = http1::Builder::new();
             server.timer(TokioTimer::new()).header_read_timeout(TIME).keep_alive(false).max_buf_size(16 << 10);
-            // Whoever asks and does not listen has no answer.
+            // A client that does not read gets no answer.
             let _ = tokio::time::timeout(2 * TIME, server.serve_connection(TokioIo::new(stream), answer)).await;
             drop(permit);
         });
@@ -120,7 +120,7 @@ mod tests {
         let server = serve(free, || "lj_trace_processes 5\n".to_owned()).unwrap();
         assert!(serve(free, String::new).is_err(), "it is taken");
         let get = |path: &str| ask(free, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
-        // Those that say nothing take only some of the places.
+        // Silent clients occupy only some of the connections.
         let silent: Vec<_> = (0..CONNECTIONS - 1).map(|_| TcpStream::connect(free).unwrap()).collect();
         let page = get("/metrics");
         assert!(page.starts_with("HTTP/1.1 200") && page.ends_with("lj_trace_processes 5\n"), "{page}");

@@ -8,27 +8,27 @@ use lj_trace_profile::Interval;
 
 use super::{HostSink, SinkState};
 
-/// What waits in memory when the agent ends is sent within this time, or kept on disk.
+/// How long sending may take when the agent ends. What remains is kept on disk.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Sends profiles to a server.
 pub struct ServerSink {
     exporter: Exporter,
-    /// What was said last of what goes wrong.
+    /// The last reported error.
     said: Option<String>,
     is_verified: bool,
 }
 
 impl ServerSink {
-    /// Begins to send.
+    /// Starts sending.
     ///
     /// # Errors
-    /// The configuration cannot work.
+    /// The configuration is invalid.
     pub fn start(config: SinkConfig) -> Result<Self, StartError> {
         Ok(Self { exporter: Exporter::start(config)?, said: None, is_verified: false })
     }
 
-    /// Says once what goes wrong, and that it does no more.
+    /// Reports each error once, and also when it is over.
     fn tell(&mut self, counters: &SinkCounters) {
         let name = self.exporter.name();
         if counters.last_error != self.said {
@@ -83,7 +83,7 @@ impl HostSink for ServerSink {
     }
 }
 
-/// Samples of CPU time, and objects that were allocated.
+/// Samples of CPU time plus allocated objects.
 fn samples(amount: Amount) -> u64 {
     amount.cpu.count.saturating_add(amount.allocations.count)
 }

@@ -12,41 +12,41 @@ use lj_trace_profile::{ProfileKind, Resource};
 pub mod exported;
 pub mod stored;
 
-/// Takes the profiles of all processes of this host.
+/// A receiver for the profiles of all processes of this host.
 pub trait HostSink: Send {
-    /// Takes the profile of one process, whose [`Interval::resource`] is there.
+    /// Adds the profile of one process. Its [`Interval::resource`] must be set.
     fn add(&mut self, interval: &Interval<'_>);
 
-    /// All processes have handed over what was recorded in an interval: it is sent.
+    /// Sends the interval: all processes have delivered their profiles.
     fn end_round(&mut self);
 
-    /// What has become of what it was given.
+    /// What became of the profiles.
     fn state(&self) -> SinkState;
 
-    /// Ends it: what was not sent is kept for the next start, where that is possible.
+    /// Ends the sink. If possible, it keeps what was not sent for the next start.
     fn shut_down(self: Box<Self>);
 }
 
-/// What has become of what a sink was given, in samples.
+/// What became of a sink's profiles, in samples.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SinkState {
-    /// Its name, for people and as a label of metrics.
+    /// Its name, in messages and as a label of metrics.
     pub name: String,
-    /// What it was given.
+    /// Samples that it was given.
     pub recorded: u64,
-    /// What has arrived.
+    /// Samples that have arrived.
     pub sent: u64,
-    /// What waits in memory.
+    /// Samples that wait in memory.
     pub queued: u64,
-    /// What waits on disk.
+    /// Samples that wait on disk.
     pub spooled: u64,
-    /// What nobody will get, by reason.
+    /// Samples that are lost, by reason.
     pub dropped: Vec<(String, u64)>,
     /// How many attempts have failed.
     pub failures: u64,
 }
 
-/// The sinks, and what the processes are that are recorded.
+/// The sinks, and the attributes of recorded processes.
 #[derive(Default)]
 pub struct HostSinks {
     inner: Mutex<Inner>,
@@ -65,44 +65,44 @@ impl HostSinks {
         Self { inner: Mutex::new(Inner { sinks, ..Inner::default() }) }
     }
 
-    /// Says what a process is that is about to be recorded.
+    /// Sets the attributes of a process before it is recorded.
     pub fn describe(&self, pid: u32, resource: Resource) {
         self.lock().resources.insert(pid, Arc::new(resource));
     }
 
-    /// What a process is that is recorded.
+    /// The attributes of a recorded process.
     pub fn resource(&self, pid: u32) -> Option<Arc<Resource>> {
         self.lock().resources.get(&pid).cloned()
     }
 
-    /// A process is recorded no more.
+    /// Forgets a process that is no longer recorded.
     pub fn forget(&self, pid: u32) {
         self.lock().resources.remove(&pid);
     }
 
-    /// Sends what was recorded in the interval that is over.
+    /// Sends the interval that has just ended.
     pub fn end_round(&self) {
         self.lock().sinks.iter_mut().for_each(|sink| sink.end_round());
     }
 
-    /// What has become of all that was recorded.
+    /// The states of all sinks.
     pub fn states(&self) -> Vec<SinkState> {
         self.lock().sinks.iter().map(|sink| sink.state()).collect()
     }
 
-    /// How many profiles there were so far that had anything in them.
+    /// How many profiles so far were not empty.
     pub fn profiles(&self) -> u64 {
         self.lock().profiles
     }
 
-    /// Puts other sinks in the place of these, which are ended.
+    /// Replaces all sinks. The old sinks end.
     pub fn replace(&self, sinks: Vec<Box<dyn HostSink>>) {
         let before = std::mem::replace(&mut self.lock().sinks, sinks);
         before.into_iter().for_each(HostSink::shut_down);
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A sink that has panicked has lost what it had; the others go on.
+        // A sink that has panicked has lost its data; the others continue.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -113,7 +113,7 @@ impl fmt::Debug for HostSinks {
     }
 }
 
-/// What makes the sinks of each process for the engine.
+/// Creates the engine's sinks for each process.
 #[derive(Clone, Debug)]
 pub struct ProcessSinks(pub Arc<HostSinks>);
 

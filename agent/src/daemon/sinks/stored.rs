@@ -6,7 +6,7 @@ use lj_trace_store::{Store, StoreConfig, StoreError};
 
 use super::{HostSink, SinkState};
 
-/// Keeps profiles in files of this host.
+/// Stores profiles in files on this host.
 pub struct StoreSink {
     store: Store,
     name: String,
@@ -16,7 +16,7 @@ impl StoreSink {
     /// Opens the folder.
     ///
     /// # Errors
-    /// It cannot be written, or another process writes there.
+    /// The folder is not writable, or another process writes to it.
     pub fn open(config: StoreConfig) -> Result<Self, StoreError> {
         let name = config.folder.display().to_string();
         Ok(Self { store: Store::open(config)?, name })

@@ -1,4 +1,4 @@
-//! The GC heap against the resident memory, over time.
+//! A graph of the GC heap and the resident memory over time.
 
 use lj_trace_text::bytes;
 use ratatui::Frame;
@@ -12,7 +12,7 @@ use crate::top::app::App;
 
 /// Draws the graph.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {
-    // A column is two dots of Braille wide.
+    // A column is two Braille dots wide.
     let points = usize::from(area.width) * 2;
     let heap = app.gauges.series(points, |gauge| gauge.heap);
     let rss = app.gauges.series(points, |gauge| gauge.rss);
@@ -29,7 +29,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {
         .block(Block::new())
         .x_axis(axis([oldest, 0.0], vec![format!("{seconds:.0} s"), "now".to_owned()]))
         .y_axis(axis([0.0, highest], vec!["0".to_owned(), bytes(highest.round() as u64)]))
-        // Where the oldest points are, so that it hides the newest last.
+        // At the oldest points, so that it hides the newest points last.
         .legend_position(Some(LegendPosition::TopLeft))
         .hidden_legend_constraints((Constraint::Min(0), Constraint::Min(0)));
     frame.render_widget(chart, area);

@@ -1,4 +1,4 @@
-//! The header: what the process is, and what it does as a whole.
+//! The header: which process this is, and what it does overall.
 
 use lj_trace_profile::frame::FrameKind;
 use lj_trace_streams::VmState;
@@ -73,7 +73,7 @@ fn kind(state: VmState) -> FrameKind {
     }
 }
 
-/// Draws the names of the views, and what the sums are over.
+/// Draws the names of the views, and the time span of the sums.
 pub fn draw_tabs(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {
     let mut spans = Vec::new();
     for (number, tab) in Tab::ALL.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What the keys do.
+//! The help for keys.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Flex, Layout};

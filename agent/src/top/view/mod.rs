@@ -15,20 +15,20 @@ use ratatui::text::{Line, Span};
 use super::app::App;
 pub use overview::draw_overview;
 
-/// Colours, where there are any (<https://no-color.org>).
+/// Colours, if the terminal should have any (<https://no-color.org>).
 #[derive(Clone, Copy, Debug)]
 pub struct Palette {
-    /// Whether there are.
+    /// Whether to use colours.
     pub colors: bool,
 }
 
 impl Palette {
-    /// Text of this colour.
+    /// Text in this colour.
     fn style(self, color: Color) -> Style {
         if self.colors { Style::new().fg(color) } else { Style::new() }
     }
 
-    /// The colour of code, as pictures have it.
+    /// The colour for a kind of code, the same as in pictures.
     fn kind(self, kind: FrameKind) -> Style {
         self.style(match kind {
             FrameKind::Lua => Color::Green,
@@ -41,7 +41,7 @@ impl Palette {
     }
 }
 
-/// How high the graph is on a terminal of so many rows: rows of the table matter more.
+/// The height of the graph on a terminal with this many rows: rows of the table matter more.
 const fn graph_height(rows: u16) -> u16 {
     match rows {
         0..20 => 0,

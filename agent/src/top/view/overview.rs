@@ -11,10 +11,10 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table};
 use super::Palette;
 use crate::top::overview::{Overview, ProcessRow};
 
-/// The columns and their widths, but for the last one.
+/// The columns and their widths, except for the last column.
 const COLUMNS: [(&str, u16); 5] = [("PID", 7), ("CPU %", 5), ("GC heap", 9), ("RSS", 9), ("process", 14)];
 
-/// Draws them. `what` says what they have in common, and for how long they have been looked at.
+/// Draws the processes. `what` says what they have in common, and for how long they have been recorded.
 pub fn draw_overview(frame: &mut Frame<'_>, overview: &Overview, what: &str, palette: Palette) {
     let areas = Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]);
     let [top, middle, bottom] = areas.areas(frame.area());
@@ -56,7 +56,7 @@ pub fn draw_overview(frame: &mut Frame<'_>, overview: &Overview, what: &str, pal
     frame.render_widget(Table::new(rows, widths).header(header).column_spacing(1), middle);
 }
 
-/// What a process does most, in so much room.
+/// What a process spends most time on, cut to this width.
 fn hottest(row: &ProcessRow, room: usize, palette: Palette) -> (String, Style) {
     match &row.hottest {
         _ if row.ended => ("(has ended)".to_owned(), palette.style(Color::LightRed)),
@@ -105,7 +105,7 @@ mod tests {
         {
             assert!(seen.contains(text), "no {text:?} in\n{seen}");
         }
-        // The chosen one is in sight.
+        // The view scrolls to the selected process.
         overview.chosen = Some(1);
         let first = |line: &str| line.trim_matches('"').split_whitespace().next().map(str::to_owned);
         let seen = screen(&overview, 80, 24);

@@ -76,22 +76,22 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {
     }
 }
 
-/// A label in so much room: folders give way first, function and line number stay.
+/// A label cut to this width: folders are cut first; function and line number stay.
 fn fitted(tab: Tab, label: &str, room: usize) -> String {
-    // What is before is in columns of its own.
+    // The text before the label has columns of its own.
     let before = if tab == Tab::Traces { SampledTrace::COLUMNS.find("starts at").unwrap_or(0) } else { 0 };
     let (columns, label) = label.split_at_checked(before).unwrap_or(("", label));
     let room = room.saturating_sub(columns.chars().count());
     format!("{columns}{}", fit(&Room::Columns(room).label(label), room))
 }
 
-/// The reason has the room that is left of a wide terminal; of a place, file and line are never cut.
+/// The reason gets the space that is left on a wide terminal. The file and the line of a place are never cut.
 fn interpreted(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette, all: u64) {
     let why = (area.width.saturating_sub(46) / 2).clamp(24, 60);
     let rest = usize::from(area.width.saturating_sub(6 + 8 + why + 3));
     let rows = app.interpreted_rows().into_iter().map(|row| {
         let place = if row.place.is_empty() { row.function.to_string() } else { fit(&row.place, rest) };
-        // The place has the file already.
+        // The place already has the file.
         let function = row.function.split('@').next().unwrap_or_default();
         let name = match (row.place.is_empty(), function) {
             (true, _) | (_, "") => place,
@@ -127,7 +127,7 @@ fn share(part: u64, whole: u64) -> String {
     format!("{:.1}", percent(part, whole))
 }
 
-/// Rows of numbers, and a name in the colour of its kind at the end.
+/// Rows of numbers, with a name at the end in the colour of its kind.
 type Rows<const N: usize> = Vec<([String; N], String, FrameKind)>;
 
 fn table<const N: usize>(
@@ -147,7 +147,7 @@ fn table<const N: usize>(
     let mut titles: Vec<Cell<'_>> =
         columns.iter().enumerate().map(|(index, (name, _))| right(mark(index, name))).collect();
     titles.push(Cell::from(if sorted.is_none() { format!("{last}*") } else { last.to_owned() }));
-    // A space stands before each column but the first.
+    // A space precedes each column except the first.
     let taken: u16 = columns.iter().map(|(_, width)| width + 1).sum();
     let room = usize::from(area.width.saturating_sub(taken));
     let shown = rows.into_iter().skip(offset).take(usize::from(area.height)).map(|(numbers, name, kind)| {

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// The first wait after a failure; each further one is twice as long.
+/// The first wait after a failure; each further wait is twice as long.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 
-/// The failures since something was taken.
+/// The failures since the last success.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backoff {
     failures: u32,
@@ -14,7 +14,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// One more: waits for no longer than `longest`, or for what the server asked for.
+    /// Notes one more failure: waits for at most `longest`, or for as long as the server asked.
     pub fn fail(&mut self, longest: Duration, asked: Option<Duration>) {
         self.until = Some(Instant::now() + self.wait(longest, asked));
         self.failures = self.failures.saturating_add(1);
@@ -22,7 +22,7 @@ impl Backoff {
 
     fn wait(&self, longest: Duration, asked: Option<Duration>) -> Duration {
         let wait = FIRST_WAIT.min(longest).saturating_mul(1 << self.failures.min(20)).min(longest);
-        // Many agents that failed at once must not come back at once.
+        // Many agents that failed at the same time must not retry at the same time.
         asked.unwrap_or(wait.mul_f64(0.5)) + wait.mul_f64(0.5 * fastrand::f64())
     }
 }

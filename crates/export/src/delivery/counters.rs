@@ -1,21 +1,21 @@
-//! What became of what was recorded.
+//! Counts what became of the recorded data.
 
 use std::collections::BTreeMap;
 use std::ops::{AddAssign, SubAssign};
 
 use crate::{Amount, DropReason};
 
-/// Requests, and what is in them.
+/// A number of requests, with their content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestSum {
-    /// How many requests. One that is too large for a server becomes several.
+    /// The number of requests. A request that is too large for a server becomes several.
     pub requests: u64,
     /// The samples and bytes in them.
     pub amount: Amount,
 }
 
 impl RequestSum {
-    /// A request with so much in it.
+    /// A single request with this content.
     pub(crate) fn one(amount: Amount) -> Self {
         Self { requests: 1, amount }
     }
@@ -35,44 +35,44 @@ impl SubAssign for RequestSum {
     }
 }
 
-/// What became of all that a sink was given: `recorded + found` is `queued + spooled + sent + dropped`, at each moment, in
-/// requests, samples and bytes.
+/// What became of everything that a sink was given: at each moment `recorded + found` equals `queued + spooled + sent +
+/// dropped`, in requests, samples and bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SinkCounters {
-    /// Taken in, in rounds that have ended.
+    /// What was collected, in rounds that have ended.
     pub recorded: RequestSum,
-    /// In the spool when it was opened: from an earlier run.
+    /// What was in the spool when it was opened, from an earlier run.
     pub found: RequestSum,
-    /// In memory, with what is being sent.
+    /// What is in memory, including what is being sent.
     pub queued: RequestSum,
-    /// On disk.
+    /// What is on disk.
     pub spooled: RequestSum,
-    /// Taken by the server.
+    /// What the server has accepted.
     pub sent: RequestSum,
-    /// Lost, by reason.
+    /// What was lost, by reason.
     pub dropped: BTreeMap<DropReason, RequestSum>,
-    /// How often something was posted.
+    /// How many times a request was posted.
     pub tries: u64,
     /// Tries that failed, and were or will be repeated.
     pub retries: u64,
-    /// Profiles that the server said it did not take, in answers that were good otherwise.
+    /// How many profiles the server said that it rejected, in answers that were successful otherwise.
     pub rejected_profiles: u64,
-    /// Bytes of memory that the queue takes.
+    /// The size of the queue, in bytes of memory.
     pub queue_bytes: u64,
-    /// Bytes of disk that the spool takes.
+    /// The size of the spool, in bytes on disk.
     pub spool_bytes: u64,
-    /// Files of the spool that were there when it was opened, and could not be read at all: removed.
+    /// How many files in the spool could not be read when it was opened, and were removed.
     pub unreadable_files: u64,
-    /// Times that the spool could not be written.
+    /// How many writes to the spool failed.
     pub spool_failures: u64,
-    /// What went wrong last; [`None`] once something was sent again.
+    /// The last error; [`None`] once a request was sent again.
     pub last_error: Option<String>,
-    /// What became of the first push, if that was looked at.
+    /// The result of verifying the first push, if that was done.
     pub verified: Option<crate::check::StoredVerdict>,
 }
 
 impl SinkCounters {
-    /// All that was dropped.
+    /// Everything that was dropped.
     pub fn all_dropped(&self) -> RequestSum {
         self.dropped.values().fold(RequestSum::default(), |mut sum, held| {
             sum += *held;
@@ -80,7 +80,7 @@ impl SinkCounters {
         })
     }
 
-    /// Whether all that was taken in is somewhere.
+    /// Whether the counters add up: all that was collected is somewhere.
     pub fn add_up(&self) -> bool {
         let (mut given, mut there) = (self.recorded, self.queued);
         given += self.found;

@@ -1,4 +1,4 @@
-//! Requests to a server: a thread, a queue in memory, a spool on disk, and what became of each.
+//! Delivers requests to a server: a thread, a queue in memory, a spool on disk, and counters of what became of each.
 
 mod backoff;
 mod counters;
@@ -17,7 +17,7 @@ use self::spool::Spool;
 use crate::server::{Client, StartError};
 use crate::{Amount, DropReason, Request, SinkConfig};
 
-/// A server that is sent to.
+/// The delivery to one server.
 pub struct Delivery {
     shared: Arc<Shared>,
     name: String,
@@ -27,7 +27,7 @@ impl Delivery {
     /// Opens the spool and starts the thread.
     ///
     /// # Errors
-    /// The configuration cannot work.
+    /// The configuration is invalid.
     pub fn start(config: SinkConfig) -> Result<Self, StartError> {
         let client = Client::new(&config)?;
         let mut counters = SinkCounters::default();
@@ -59,12 +59,13 @@ impl Delivery {
         Ok(Self { shared, name })
     }
 
-    /// What it is called.
+    /// The name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Queues requests for what was `recorded`. If the queue is full, the oldest go to the spool, or are dropped.
+    /// Queues requests for what was `recorded`. If the queue is full, the oldest requests go to the spool, or are
+    /// dropped.
     pub fn push(&self, requests: Vec<Request>, recorded: Amount) {
         {
             let mut state = self.shared.lock();
@@ -82,12 +83,12 @@ impl Delivery {
         self.shared.changed.notify_all();
     }
 
-    /// What became of all so far.
+    /// What became of everything so far.
     pub fn counters(&self) -> SinkCounters {
         self.shared.lock().counters.clone()
     }
 
-    /// Sends for no longer than `grace`, and spools or drops the rest.
+    /// Sends for at most `grace`, and spools or drops the rest.
     pub fn shut_down(self, grace: Duration) -> SinkCounters {
         let deadline = Instant::now() + grace;
         let mut state = self.shared.lock();
@@ -96,14 +97,14 @@ impl Delivery {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let is_over = state.is_finished || left.is_zero();
-            // What is being written to the disk is waited for.
+            // A request that is being written to the disk is waited for.
             if is_over && !state.is_spilling {
                 break;
             }
             let wait = left.max(Duration::from_millis(10));
             state = self.shared.wait(state, wait);
         }
-        // What is in flight may arrive all the same: it is rather sent twice than lost.
+        // What is in flight may arrive all the same: better sent twice than lost.
         state.is_abandoned = true;
         let mut rest: Vec<Waiting> = state.in_flight.take().into_iter().collect();
         rest.extend(state.take_queue());
@@ -121,7 +122,7 @@ impl Drop for Delivery {
     fn drop(&mut self) {
         self.shared.lock().is_abandoned = true;
         self.shared.changed.notify_all();
-        // The thread may wait for a server a while longer; what it sends from the disk then is sent twice.
+        // The thread may wait for a server a while longer; what it then sends from the disk is sent twice.
         self.shared.close_spool();
     }
 }

@@ -1,4 +1,4 @@
-//! What the thread of a sink and its owner share.
+//! The state that a sink's thread shares with its owner.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,52 +12,52 @@ use crate::{DropReason, Request, SinkConfig};
 /// A request in memory.
 #[derive(Clone)]
 pub struct Waiting {
-    /// What is sent.
+    /// The request itself.
     pub request: Arc<Request>,
-    /// How it fared so far.
+    /// How often the server has failed at it.
     pub strikes: Strikes,
 }
 
 impl Waiting {
-    /// One that was not tried yet.
+    /// A request that was not tried yet.
     pub fn new(request: Request) -> Self {
         Self { request: Arc::new(request), strikes: Strikes::default() }
     }
 
-    /// How much it counts.
+    /// The amount of this request, for the counters.
     pub fn held(&self) -> RequestSum {
         RequestSum::one(self.request.about.amount)
     }
 
     fn bytes(&self) -> u64 {
-        // With what is known of it.
+        // Including what is known of it.
         self.request.body.len() as u64 + 512
     }
 }
 
-/// All of it changes under one lock, so that the counters add up whenever one looks.
+/// One lock protects all of it, so that the counters add up whenever somebody reads them.
 pub struct State {
     /// What became of everything.
     pub counters: SinkCounters,
     queue: VecDeque<Waiting>,
-    /// What is on disk, oldest first, but for what is being sent from there.
+    /// The requests on disk, oldest first, without the one that is being sent from there.
     pub spooled: VecDeque<SpoolEntry>,
-    /// What is being sent out of memory.
+    /// The request that is being sent from memory.
     pub in_flight: Option<Waiting>,
-    /// Until when things are sent before the end.
+    /// The deadline for sending during shutdown.
     pub ending: Option<Instant>,
-    /// The thread has ended, or will not touch anything any more.
+    /// The thread has ended, or will not touch this state any more.
     pub is_finished: bool,
-    /// The thread must not touch anything any more.
+    /// The thread must not touch this state any more.
     pub is_abandoned: bool,
-    /// The thread writes a request to the disk.
+    /// The thread is writing a request to the disk.
     pub is_spilling: bool,
-    /// How many requests were taken.
+    /// How many requests the server has accepted.
     pub successes: u64,
 }
 
 impl State {
-    /// Puts a request at the end of the queue. It was counted before.
+    /// Puts a request at the end of the queue. It is counted already.
     pub fn queue(&mut self, waiting: Waiting) {
         self.counters.queue_bytes += waiting.bytes();
         self.queue.push_back(waiting);
@@ -69,7 +69,8 @@ impl State {
         self.queue.push_front(waiting);
     }
 
-    /// Puts one back that was taken out. If the queue has no room for it any more it is dropped: it is the oldest.
+    /// Puts a request back that was taken out. If the queue has no room for it any more, it is dropped, because it is
+    /// the oldest.
     pub fn queue_again(&mut self, waiting: Waiting, is_first: bool, most: u64) {
         if self.counters.queue_bytes + waiting.bytes() > most {
             self.counters.queued -= waiting.held();
@@ -81,7 +82,7 @@ impl State {
         }
     }
 
-    /// Takes the first one.
+    /// Takes the first request.
     pub fn next(&mut self) -> Option<Waiting> {
         let waiting = self.queue.pop_front()?;
         self.counters.queue_bytes = self.counters.queue_bytes.saturating_sub(waiting.bytes());
@@ -93,27 +94,27 @@ impl State {
         self.queue.is_empty()
     }
 
-    /// Takes all.
+    /// Takes all requests.
     pub fn take_queue(&mut self) -> VecDeque<Waiting> {
         self.counters.queue_bytes = 0;
         std::mem::take(&mut self.queue)
     }
 }
 
-/// The state, and the spool, which is locked for longer: it writes to disks.
+/// The state, and the spool. The spool has a lock of its own, which is held for longer, because it writes to disks.
 pub struct Shared {
     state: Mutex<State>,
-    /// [`None`] if there is none, or none any more.
+    /// [`None`] if there is no spool, or it was closed.
     spool: Mutex<Option<Spool>>,
     has_spool: bool,
-    /// Something is new: a request, the end.
+    /// Signals news: a request, or the end.
     pub changed: Condvar,
-    /// How it is sent.
+    /// How to send.
     pub config: SinkConfig,
 }
 
 impl Shared {
-    /// Nothing is queued, and this is in the spool.
+    /// A state with an empty queue. `found` is what the spool contains.
     pub fn new(config: SinkConfig, spool: Option<Spool>, counters: SinkCounters, found: Vec<SpoolEntry>) -> Self {
         let state = State {
             counters,
@@ -135,7 +136,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until something is new, for no longer than `time`.
+    /// Waits for news, for at most `time`.
     pub fn wait<'a>(&self, state: MutexGuard<'a, State>, time: Duration) -> MutexGuard<'a, State> {
         self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
     }
@@ -149,21 +150,21 @@ impl Shared {
         self.spool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves the spool to whoever opens it next.
+    /// Closes the spool, so that another process may open it.
     pub fn close_spool(&self) {
         *self.spool() = None;
     }
 
-    /// The oldest request of a queue that is too full.
+    /// Takes the oldest request if the queue is too full.
     pub fn over_full(&self) -> Option<Waiting> {
         let mut state = self.lock();
         (state.counters.queue_bytes > self.config.max_queue).then(|| state.next()).flatten()
     }
 
-    /// Moves a request that is counted as queued to the disk, where the oldest make room for it.
+    /// Moves a request that is counted as queued to the disk. The oldest requests there make room for it.
     ///
     /// # Errors
-    /// The request, if it cannot be there.
+    /// The request, if it cannot be stored.
     pub fn spill(&self, waiting: Waiting) -> Result<(), Waiting> {
         let mut spool = self.spool();
         let Some(spool) = spool.as_mut() else { return Err(waiting) };
@@ -200,7 +201,7 @@ impl Shared {
         }
     }
 
-    /// Drops the oldest request of the spool, if there is one.
+    /// Drops the oldest request of the spool, if there is any.
     fn drop_oldest(&self, spool: &Spool) -> bool {
         let mut state = self.lock();
         let Some(oldest) = state.spooled.pop_front() else { return false };
@@ -212,12 +213,12 @@ impl Shared {
         true
     }
 
-    /// Reads a request of the spool.
+    /// Reads a request from the spool.
     pub fn read(&self, entry: &SpoolEntry) -> Option<Request> {
         self.spool().as_ref()?.read(entry)
     }
 
-    /// Removes a request of the spool, which was counted off already.
+    /// Removes a request from the spool. The counters no longer count it.
     pub fn remove(&self, entry: &SpoolEntry) {
         if let Some(spool) = self.spool().as_ref() {
             spool.remove(entry);
@@ -233,7 +234,7 @@ impl Shared {
 }
 
 impl State {
-    /// Counts a request off the spool.
+    /// Subtracts a request from the counters of the spool.
     pub fn forget_spooled(&mut self, entry: &SpoolEntry) {
         self.counters.spooled -= RequestSum::one(entry.about.amount);
         self.counters.spool_bytes = self.counters.spool_bytes.saturating_sub(entry.bytes);

@@ -1,10 +1,10 @@
-//! Requests that are too large for a server.
+//! Splits requests that are too large for a server.
 
 use crate::{Amount, Request, SinkKind};
 
-/// The parts of a request, if they hold what it holds.
+/// The parts of a request, if together they contain what it contains.
 pub fn split(kind: SinkKind, request: &Request) -> Option<Vec<Request>> {
-    /// What a request may be at most once it is not compressed.
+    /// The largest request to split, in bytes after decompression.
     const MOST: usize = 64 << 20;
     let parts = match kind {
         SinkKind::Otlp => crate::otlp::split(request, MOST),

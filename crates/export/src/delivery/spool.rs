@@ -1,7 +1,8 @@
-//! Requests on disk: what could not be sent, until it can.
+//! Requests on disk: what could not be sent, until it can be sent.
 //!
-//! A file for each request, with a name that sorts by time. It is written whole, synced and then given its name, so that a file
-//! with such a name is complete. Everything that is read is checked: others may have written there. Links are not followed.
+//! Each request is one file, whose name sorts by time. The file is written completely and synced before it gets this
+//! name, so a file with such a name is complete. Everything that is read is checked, because others may have written
+//! there. Links are not followed.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -12,13 +13,14 @@ use std::path::{Path, PathBuf};
 use crate::request::nanoseconds;
 use crate::{Request, RequestInfo};
 
-/// The first line of a file. A later version that writes other files has another one, and reads these too.
+/// The first line of a file. A later version with another file format must use another first line, and read these
+/// files, too.
 const MAGIC: &[u8] = b"lj-trace spool 1\n";
 
-/// What a header line may have.
+/// The longest header line, in bytes.
 const MAX_HEADER: usize = 16 << 10;
 
-/// The most files that are looked at.
+/// How many files to read at most.
 const MAX_FILES: usize = 100_000;
 
 const ENDING: &str = ".request";
@@ -31,10 +33,10 @@ pub struct Strikes {
 }
 
 impl Strikes {
-    /// What a server takes so seldom is what makes it fail.
+    /// After this many failures the request itself counts as the reason.
     const MOST: u32 = 5;
 
-    /// It failed, when so many others had been taken; says whether that was once too often.
+    /// Counts a failure, given how many other requests the server has accepted. Returns whether it was one too many.
     pub fn fail(&mut self, successes: u64) -> bool {
         if successes > self.successes {
             (self.count, self.successes) = (self.count + 1, successes);
@@ -49,27 +51,27 @@ pub struct SpoolEntry {
     name: String,
     /// The size of its file, in bytes.
     pub bytes: u64,
-    /// What it is.
+    /// What is known of it.
     pub about: RequestInfo,
-    /// How it fared so far, in this run.
+    /// How often the server has failed at it in this run.
     pub strikes: Strikes,
 }
 
 /// A folder with requests.
 pub struct Spool {
     folder: PathBuf,
-    /// RequestSum for as long as this exists: two would send everything twice.
+    /// Locked for as long as this exists: two processes with one spool would send everything twice.
     _lock: File,
     max_bytes: u64,
     next: u64,
 }
 
 impl Spool {
-    /// Opens a folder, and makes it if need be. Gives what is in it, oldest first, and how many files were unreadable: they are
-    /// removed.
+    /// Opens a folder, and creates it if needed. Returns the requests in it, oldest first, and the number of unreadable
+    /// files, which it removes.
     ///
     /// # Errors
-    /// It cannot be used.
+    /// The folder cannot be used.
     pub fn open(folder: &Path, max_bytes: u64) -> io::Result<(Self, Vec<SpoolEntry>, u64)> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let mut options = OpenOptions::new();
@@ -89,7 +91,7 @@ impl Spool {
         Ok((spool, entries, unreadable))
     }
 
-    /// How large all files may be together.
+    /// The maximum size of all files together, in bytes.
     pub fn max_bytes(&self) -> u64 {
         self.max_bytes
     }
@@ -99,10 +101,10 @@ impl Spool {
         for entry in fs::read_dir(&self.folder)?.take(MAX_FILES) {
             let Ok(name) = entry?.file_name().into_string() else { continue };
             match Path::new(&name).extension().and_then(OsStr::to_str) {
-                // It was not written whole: the one before ended in the midst of it.
+                // An incomplete file: an earlier run ended while it wrote this file.
                 Some("partial") if name.starts_with("lj-") => drop(fs::remove_file(self.folder.join(&name))),
                 Some("request") if name.starts_with("lj-") => names.push(name),
-                // Not ours.
+                // Not a file of lj-trace.
                 _ => {}
             }
         }
@@ -122,7 +124,7 @@ impl Spool {
 
     fn open_file(&self, name: &str) -> io::Result<File> {
         let mut options = OpenOptions::new();
-        // A pipe would be waited for.
+        // Nonblocking: opening a pipe would wait for its other end.
         let file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(self.folder.join(name))?;
         let metadata = file.metadata()?;
         let is_good = metadata.is_file() && metadata.len() <= self.max_bytes;
@@ -141,10 +143,10 @@ impl Spool {
         Ok(SpoolEntry { name: name.to_owned(), bytes, about: header.about, strikes: Strikes::default() })
     }
 
-    /// Writes a request. It is on disk when this returns.
+    /// Writes a request. When this returns, it is on disk.
     ///
     /// # Errors
-    /// There is no room, or something else is wrong. Nothing is left of it then.
+    /// There is no room, or another error. Nothing is left of the request then.
     pub fn write(&mut self, request: &Request) -> io::Result<SpoolEntry> {
         let body = &request.body;
         let header =
@@ -164,7 +166,7 @@ impl Spool {
             file.write_all(body)?;
             file.sync_all()?;
             fs::rename(&partial, self.folder.join(&name))?;
-            // The name is on disk only then.
+            // Only then is the name on disk.
             self._lock.sync_all()
         })();
         if let Err(error) = written {
@@ -180,7 +182,7 @@ impl Spool {
         })
     }
 
-    /// Reads a request; [`None`] if it is not what was written.
+    /// Reads a request; [`None`] if the file is not what was written.
     pub fn read(&self, entry: &SpoolEntry) -> Option<Request> {
         let mut bytes = Vec::new();
         self.open_file(&entry.name).ok()?.take(entry.bytes + 1).read_to_end(&mut bytes).ok()?;
@@ -194,7 +196,7 @@ impl Spool {
 
     /// Removes a request.
     pub fn remove(&self, entry: &SpoolEntry) {
-        // If it stays it is sent twice at worst, by the next run.
+        // If it stays, the next run sends it again, at worst.
         let _ = fs::remove_file(self.folder.join(&entry.name));
     }
 }
@@ -206,7 +208,7 @@ struct Header {
     crc32: u32,
 }
 
-/// The header of a file, and where its body begins.
+/// The header of a file, and the offset of its body.
 fn parse(bytes: &[u8]) -> Option<(Header, usize)> {
     let rest = bytes.strip_prefix(MAGIC)?;
     let end = rest.iter().take(MAX_HEADER).position(|byte| *byte == b'\n')?;
@@ -262,7 +264,7 @@ mod tests {
         let at = |name: &str| folder.path().join(name);
         fs::copy(at(&good.name), outside.path()).unwrap();
         let whole = fs::read(outside.path()).unwrap();
-        // Each prefix of a file, and each byte of it changed, is refused or is what was written.
+        // For each prefix of a file, and each changed byte, reading either fails or returns what was written.
         let mut wrong = 0;
         for cut in 0..whole.len() {
             fs::write(at(&format!("lj-1{cut:05}.request")), &whole[..cut]).unwrap();

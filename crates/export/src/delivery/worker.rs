@@ -1,7 +1,7 @@
-//! The thread that sends.
+//! The thread that sends requests.
 //!
-//! What is new goes first, so that a server that comes back has what is now at once; what waits on disk follows, oldest first.
-//! While a server is waited for, what is new goes to the disk too: then a crash loses none of it.
+//! New requests go first, so that a server that comes back has current data at once. Requests on disk follow, oldest
+//! first. While the server is down, new requests go to the disk, too, so that a crash loses none of them.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, MutexGuard};
@@ -16,10 +16,10 @@ use crate::check::Readback;
 use crate::server::{Answer, Client};
 use crate::{DropReason, Request};
 
-/// How long a disk is left alone that could not be written to.
+/// How long to leave a disk alone after a failed write.
 const DISK_WAIT: Duration = Duration::from_secs(5);
 
-/// Where a request is while it is sent.
+/// Where a request is while it is being sent.
 enum Place {
     Memory(Waiting),
     Disk(SpoolEntry),
@@ -39,11 +39,11 @@ struct Worker<'a> {
     server: Backoff,
     disk_rests: Option<Instant>,
     readback: Option<Readback>,
-    /// What was said already: once is enough, until something is taken again.
+    /// The errors that were logged already: once is enough, until the server accepts something again.
     said: BTreeSet<&'static str>,
 }
 
-/// Sends until the end.
+/// Sends requests until the end.
 pub fn run(shared: &Shared, client: &Client) {
     let mut worker =
         Worker { shared, client, server: Backoff::default(), disk_rests: None, readback: None, said: BTreeSet::new() };
@@ -91,7 +91,7 @@ impl Worker<'_> {
                         state.in_flight = Some(waiting.clone());
                         return Job::Send(waiting);
                     }
-                    // What is on disk is sent by the next run.
+                    // The next run sends what is on disk.
                     if state.ending.is_some() {
                         return Job::End;
                     }
@@ -140,7 +140,7 @@ impl Worker<'_> {
         let answer = self.client.send(request, self.patience());
         let mut state = self.shared.lock();
         if state.is_abandoned && matches!(place, Place::Memory(_)) {
-            // Somebody else has taken it over.
+            // Another thread has taken over the request.
             return;
         }
         state.in_flight = None;
@@ -203,7 +203,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Takes a request off the count of where it was.
+    /// Subtracts a request from the counters of its place.
     fn count_off(&self, state: &mut State, place: &Place) {
         match place {
             Place::Memory(waiting) => state.counters.queued -= waiting.held(),
@@ -220,7 +220,7 @@ impl Worker<'_> {
         state.counters.drop(reason, RequestSum::one(amount));
     }
 
-    /// Has the parts of a request queued in its place.
+    /// Queues the parts of a request in place of the request.
     fn replace(&self, state: &mut State, place: &Place, parts: Vec<Request>) {
         self.count_off(state, place);
         state.counters.recorded.requests += parts.len() as u64 - 1;
@@ -243,13 +243,14 @@ impl Worker<'_> {
         self.say(name, reason);
     }
 
-    /// Keeps a request for later: on disk, if it can be; another one goes first where the server said something of this one.
+    /// Keeps a request for later, on disk if possible. If the server answered this very request with a failure, another
+    /// request goes first.
     fn keep(&mut self, mut state: MutexGuard<'_, State>, place: Place, answered: bool) {
         match place {
             Place::Disk(entry) if answered => state.spooled.push_back(entry),
             Place::Disk(entry) => state.spooled.push_front(entry),
             Place::Memory(waiting) if self.shared.has_spool() => {
-                // Whoever ends it waits for this from now on.
+                // From here on, a shutdown waits for this write.
                 state.is_spilling = true;
                 drop(state);
                 self.spill(waiting);

@@ -1,11 +1,11 @@
-//! The tables of a request while it is made: each value is in them once, after the zero value.
+//! Builds the tables of a request: each value is in them once, after the zero value.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use super::message::{AnyValue, Dictionary, Function, KeyValueAndUnit, Link, Location, Mapping, Stack};
 
-/// A table. What is put in twice has one place.
+/// A table. Equal values share one index.
 struct Table<T> {
     values: Vec<T>,
     places: HashMap<T, i32>,
@@ -16,7 +16,7 @@ impl<T: Clone + Eq + Hash> Table<T> {
         Self { values: vec![zero.clone()], places: HashMap::from([(zero, 0)]) }
     }
 
-    /// The place of a value, and whether it is new.
+    /// The index of a value, and whether it is new.
     fn put(&mut self, value: T) -> (i32, bool) {
         if let Some(&place) = self.places.get(&value) {
             return (place, false);
@@ -54,7 +54,7 @@ impl Default for DictionaryBuilder {
 }
 
 impl DictionaryBuilder {
-    /// About how many bytes the tables take in a request; never far below.
+    /// Roughly how many bytes the tables take in a request; never much less than they do take.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -64,7 +64,7 @@ impl DictionaryBuilder {
         place
     }
 
-    /// The place of a text.
+    /// The index of a string.
     pub fn string(&mut self, text: &str) -> i32 {
         if let Some(&place) = self.strings.places.get(text) {
             return place;
@@ -73,7 +73,7 @@ impl DictionaryBuilder {
         self.counted(put, text.len() + 4)
     }
 
-    /// The place of an attribute.
+    /// The index of an attribute.
     pub fn attribute(&mut self, key: &str, value: AnyValue) -> i32 {
         let key_strindex = self.string(key);
         let bytes = 16 + value.string_value.as_ref().map_or(8, String::len);
@@ -81,7 +81,7 @@ impl DictionaryBuilder {
         self.counted(put, bytes)
     }
 
-    /// The place of a function.
+    /// The index of a function.
     pub fn function(&mut self, name: &str, file: &str, start_line: i64) -> i32 {
         let (name_strindex, filename_strindex) = (self.string(name), self.string(file));
         let put =
@@ -89,27 +89,27 @@ impl DictionaryBuilder {
         self.counted(put, 20)
     }
 
-    /// The place of a file with native code.
+    /// The index of a file with native code.
     pub fn mapping(&mut self, mapping: Mapping) -> i32 {
         let put = self.mappings.put(mapping);
         self.counted(put, 50)
     }
 
-    /// The place of a location.
+    /// The index of a location.
     pub fn location(&mut self, location: Location) -> i32 {
         let bytes = 16 + 12 * location.lines.len() + 4 * location.attribute_indices.len();
         let put = self.locations.put(location);
         self.counted(put, bytes)
     }
 
-    /// The place of a stack of locations, leaf first.
+    /// The index of a stack of locations, leaf first.
     pub fn stack(&mut self, location_indices: Vec<i32>) -> i32 {
         let bytes = 8 + 3 * location_indices.len();
         let put = self.stacks.put(Stack { location_indices });
         self.counted(put, bytes)
     }
 
-    /// The tables.
+    /// The finished tables.
     pub fn finish(self) -> Dictionary {
         Dictionary {
             mapping_table: self.mappings.values,

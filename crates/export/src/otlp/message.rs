@@ -2,7 +2,7 @@
 //! v1.10.0 on (<https://github.com/open-telemetry/opentelemetry-proto/blob/v1.11.0/opentelemetry/proto/profiles/v1development/profiles.proto>).
 //! Up to v1.9.0 the fields of [`Sample`] had other numbers: [`check`](crate::check) tells how that shows.
 
-/// What is posted.
+/// The posted message.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ExportRequest {
     #[prost(message, repeated, tag = "1")]
@@ -11,7 +11,7 @@ pub struct ExportRequest {
     pub dictionary: Option<Dictionary>,
 }
 
-/// What is answered.
+/// The answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ExportResponse {
     #[prost(message, optional, tag = "1")]
@@ -83,7 +83,7 @@ pub struct KeyValue {
     pub value: Option<AnyValue>,
 }
 
-/// A text or a number; nothing else is sent.
+/// A string or a number; lj-trace sends nothing else.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub struct AnyValue {
     #[prost(string, optional, tag = "1")]
@@ -118,7 +118,7 @@ pub struct ValueType {
     pub unit_strindex: i32,
 }
 
-/// Equal stacks with equal attributes are one sample.
+/// Equal stacks with equal attributes share one sample.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Sample {
     #[prost(int32, tag = "1")]

@@ -24,23 +24,23 @@ use crate::{Amount, Request, RequestInfo};
 
 pub(crate) use self::split::split;
 
-/// Where profiles are posted, below the server's URL.
+/// The path for profiles, below the server's URL.
 pub const PATH: &str = "/v1development/profiles";
 
-/// The type of the body.
+/// The content type of the body.
 pub const CONTENT_TYPE: &str = "application/x-protobuf";
 
-/// The newest release of `opentelemetry-proto` whose numbers of fields these are; they are so from v1.10.0 on.
+/// The newest release of `opentelemetry-proto` with these field numbers; v1.10.0 introduced them.
 pub const PROTO_VERSION: &str = "1.11.0";
 
-/// Makes requests of OTLP.
+/// Turns profiles into OTLP requests.
 pub struct OtlpEncoder {
     options: EncodeOptions,
     open: Open,
     full: Vec<Request>,
 }
 
-/// The request that is being filled.
+/// The request that is being built.
 #[derive(Default)]
 struct Open {
     dictionary: DictionaryBuilder,
@@ -52,7 +52,7 @@ struct Open {
 }
 
 impl OtlpEncoder {
-    /// An encoder without anything in it.
+    /// An empty encoder.
     pub fn new(options: EncodeOptions) -> Self {
         Self { options, open: Open::default(), full: Vec::new() }
     }
@@ -72,7 +72,7 @@ impl Encoder for OtlpEncoder {
     fn add(&mut self, interval: &Interval<'_>) {
         let stacks = bounded(interval.profile, self.options.kernel_frames);
         let mut measures = interval.profile.measures();
-        // Errors do not add up as what they are of does, and servers add up whatever they get.
+        // Errors cannot be added up, and servers add up every measure that they get.
         measures.retain(|measure| measure.name != ALLOC_SPACE_ERROR.name);
         let amount = amount(&measures, &stacks);
         let mut profiles = Profiles { dictionary: &mut self.open.dictionary, interval, options: &self.options };
@@ -107,7 +107,7 @@ impl Encoder for OtlpEncoder {
     }
 }
 
-/// The attributes of a process, those that are numbers as such.
+/// The attributes of a process; numbers are sent as numbers.
 fn attributes(resource: &Resource, options: &EncodeOptions) -> Vec<KeyValue> {
     let value = |name: &str, text: &str| match text.parse() {
         Ok(number) if name == "process.pid" => AnyValue { string_value: None, int_value: Some(number) },
@@ -144,7 +144,7 @@ fn service(message: &ExportRequest) -> Option<&str> {
     service.value.as_ref()?.string_value.as_deref()
 }
 
-/// Makes the profiles of an interval.
+/// Builds the profiles of an interval.
 struct Profiles<'a> {
     dictionary: &'a mut DictionaryBuilder,
     interval: &'a Interval<'a>,
@@ -152,13 +152,13 @@ struct Profiles<'a> {
 }
 
 impl Profiles<'_> {
-    /// One for each measure, over the same stacks.
+    /// One profile for each measure, over the same stacks.
     fn of(&mut self, measures: &[Measure], stacks: &[BoundedStack]) -> Vec<Profile> {
         let mut profiles = Vec::new();
         let mut samples: Vec<Option<Sample>> = stacks.iter().map(|_| None).collect();
         let mut locations = HashMap::new();
         let cpu = measures.iter().find(|measure| measure.unit == Unit::Nanoseconds);
-        // The time is the samples and their period.
+        // The time follows from the samples and their period.
         for measure in measures.iter().filter(|measure| measure.unit != Unit::Nanoseconds) {
             let mut of_measure = Vec::new();
             for (stack, sample) in stacks.iter().zip(&mut samples) {
@@ -166,7 +166,7 @@ impl Profiles<'_> {
                 if value == 0 {
                     continue;
                 }
-                // What nothing weighs must not be in the tables either.
+                // Stacks without weight must not be in the tables either.
                 let sample = sample.get_or_insert_with(|| self.sample(stack, &mut locations));
                 of_measure.push(Sample { values: vec![signed(value)], ..sample.clone() });
             }
@@ -180,7 +180,7 @@ impl Profiles<'_> {
     fn profile(&mut self, measure: &Measure, cpu: Option<&Measure>, samples: Vec<Sample>) -> Profile {
         let unit = if measure.unit == Unit::Bytes { "bytes" } else { "count" };
         let sample_type = Some(self.value_type(measure.name, unit));
-        // Pyroscope takes the name of all but CPU profiles from the type of their period.
+        // Pyroscope takes the name of every profile but CPU profiles from the period type.
         let (period_type, period) = match measure.unit {
             Unit::Samples => (self.value_type("cpu", "nanoseconds"), cpu.map_or(0, |cpu| signed(cpu.factor))),
             _ => (self.value_type("memory", "bytes"), 1),
@@ -256,7 +256,7 @@ impl Profiles<'_> {
     }
 }
 
-/// What code a frame is, by the names of OpenTelemetry's profilers.
+/// The kind of code of a frame, as OpenTelemetry's profilers name it.
 fn frame_type(frame: &Frame) -> Option<&'static str> {
     match frame.kind() {
         FrameKind::Lua | FrameKind::Jit | FrameKind::Gc | FrameKind::JitCompiler | FrameKind::Vm => Some("luajit"),

@@ -1,4 +1,4 @@
-//! Requests that are too large are halved, with tables that have what each half needs and no more.
+//! Halves requests that are too large. The tables of each half have only what the half needs.
 
 use prost::Message as _;
 
@@ -10,7 +10,7 @@ use super::request;
 use crate::encode::gunzip;
 use crate::{Amount, Request};
 
-/// Makes requests of a message, as many as it takes for each to have no more than `limit` bytes before it is gzipped. A single
+/// Turns a message into as many requests as it takes to keep each below `limit` bytes before compression. A single
 /// sample is sent whatever its size.
 pub fn fitting(
     message: ExportRequest,
@@ -43,7 +43,7 @@ pub fn split(whole: &Request, limit: usize) -> Option<Vec<Request>> {
     Some(halves(&message)?.iter().map(request_of).collect())
 }
 
-/// How much is in a message, and in how many profiles.
+/// The amount in a message, and its number of profiles.
 pub fn of_message(message: &ExportRequest) -> (Amount, u64) {
     let (mut amount, mut count) = (Amount::NONE, 0);
     let Some(dictionary) = &message.dictionary else { return (amount, 0) };
@@ -75,7 +75,7 @@ fn text(dictionary: &Dictionary, index: i32) -> Option<&str> {
     dictionary.string_table.get(usize::try_from(index).ok()?).map(String::as_str)
 }
 
-/// Each profile with the process it is of, in two halves; a single profile by its samples.
+/// Two halves of the profiles, each with its process; a single profile is halved by its samples.
 fn halves(message: &ExportRequest) -> Option<[ExportRequest; 2]> {
     let old = message.dictionary.as_ref()?;
     let mut all: Vec<(usize, usize, Profile)> = Vec::new();
@@ -94,13 +94,14 @@ fn halves(message: &ExportRequest) -> Option<[ExportRequest; 2]> {
             let profile_id = fastrand::u128(1..).to_be_bytes().to_vec();
             vec![(*resource, *scope, Profile { samples: half, profile_id, ..profile.clone() })]
         }
-        // The half that it is cut at has at least one.
+        // Both halves have at least one profile.
         _ => all.split_off(all.len() / 2),
     };
     Some([rebuilt(message, old, all)?, rebuilt(message, old, second)?])
 }
 
-/// A message of these profiles. [`None`] if it refers to what is not there: it was read from a disk.
+/// A message with these profiles. [`None`] if it refers to missing entries, because the disk that it came from is
+/// damaged.
 fn rebuilt(message: &ExportRequest, old: &Dictionary, profiles: Vec<(usize, usize, Profile)>) -> Option<ExportRequest> {
     let mut copy = Copier { old, new: DictionaryBuilder::default() };
     let mut resource_profiles: Vec<ResourceProfiles> = Vec::new();
@@ -130,7 +131,7 @@ fn rebuilt(message: &ExportRequest, old: &Dictionary, profiles: Vec<(usize, usiz
     Some(ExportRequest { resource_profiles, dictionary: Some(copy.new.finish()) })
 }
 
-/// Copies what is referred to from one dictionary to another.
+/// Copies referenced entries from one dictionary to another.
 struct Copier<'a> {
     old: &'a Dictionary,
     new: DictionaryBuilder,

@@ -1,4 +1,4 @@
-//! What the push APIs take: series with labels and profiles, as a message and as JSON.
+//! The bodies of the push APIs: series with labels and profiles, as a protobuf message and as JSON.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
@@ -47,7 +47,7 @@ pub fn json(series: &[Series]) -> Vec<u8> {
     serde_json::json!({ "series": series, "normalized": true }).to_string().into_bytes()
 }
 
-/// What [`json`] made.
+/// Parses the output of [`json`].
 pub fn series_of_json(body: &[u8]) -> Option<Vec<Series>> {
     let json: serde_json::Value = serde_json::from_slice(body).ok()?;
     let one = |series: &serde_json::Value| {

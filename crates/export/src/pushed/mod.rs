@@ -16,14 +16,14 @@ use crate::request::TimeRange;
 use crate::stacks::{VM_STATE, resource_of};
 use crate::{Amount, Request, RequestInfo};
 
-/// Where Pyroscope takes profiles.
+/// The path of Pyroscope's push API.
 pub const PYROSCOPE_PATH: &str = "/push.v1.PusherService/Push";
 
-/// Where Parca takes profiles.
+/// The path of Parca's push API.
 pub const PARCA_PATH: &str = "/api/profiles/writeraw";
 
-/// The attributes of a process that become labels, where nobody chose others: they have few values, and last longer than a
-/// process.
+/// The attributes of a process that become labels if the configuration chooses no others: they have few values, and
+/// outlive a process.
 pub const DEFAULT_LABELS: [&str; 12] = [
     "service.namespace",
     "service.version",
@@ -39,26 +39,26 @@ pub const DEFAULT_LABELS: [&str; 12] = [
     "luajit.version",
 ];
 
-/// Pyroscope refuses more labels than 30, of which each sample has one more, and longer values than this.
+/// Pyroscope refuses more than 30 labels and longer values than this. The samples use one of these labels.
 const MAX_LABELS: usize = 29;
 const MAX_VALUE: usize = 2048;
 
 /// Pyroscope refuses profiles with more samples.
 const MAX_SAMPLES: usize = 16_000;
 
-/// Two profiles of a series that begin within the same one are one to Pyroscope's older storage, if it has copies.
+/// Pyroscope's older storage, with replicas, takes two profiles of a series for one if they begin within the same tick.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How series are written into a body.
+/// How a body encodes series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// A message.
+    /// A protobuf message.
     Pyroscope,
     /// JSON.
     Parca,
 }
 
-/// Makes requests of pushed series.
+/// Turns profiles into push requests.
 pub struct PushEncoder {
     options: EncodeOptions,
     form: Form,
@@ -67,7 +67,7 @@ pub struct PushEncoder {
     bytes: usize,
     time: TimeRange,
     full: Vec<Request>,
-    /// When the last profile of each series of this round begins.
+    /// When the last profile of each series begins in this round.
     last: HashMap<Vec<Label>, SystemTime>,
 }
 
@@ -95,7 +95,8 @@ impl PushEncoder {
         }
     }
 
-    /// When a profile begins: later by a tick than what there is of its series, since processes may have the same labels.
+    /// When a profile begins: a tick after the last profile of its series, since several processes may have the same
+    /// labels.
     fn begin(&mut self, labels: &[Label], began: SystemTime) -> SystemTime {
         let free = self.last.get(labels).and_then(|last| last.checked_add(TICK));
         let began = free.map_or(began, |free| began.max(free));
@@ -148,14 +149,14 @@ impl Encoder for PushEncoder {
 
 fn series(labels: Vec<Label>, raw_profile: Vec<u8>) -> Series {
     let id = fastrand::u128(..);
-    // As a UUID of version 4.
+    // A UUID of version 4.
     let id = (id & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
     let hex = format!("{id:032x}");
     let id = format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
     Series { labels, samples: vec![RawSample { raw_profile, id }] }
 }
 
-/// The labels of a process's series, in the order of their names.
+/// The labels of a process's series, sorted by name.
 fn labels(form: Form, kind: ProfileKind, resource: &Resource, options: &EncodeOptions) -> Vec<Label> {
     let is_wanted = |name: &str| match &options.attributes {
         Some(wanted) => wanted.iter().any(|wanted| wanted == name),
@@ -170,13 +171,14 @@ fn labels(form: Form, kind: ProfileKind, resource: &Resource, options: &EncodeOp
     };
     let mut labels = BTreeMap::from([("__name__".to_owned(), name), ("service_name".to_owned(), resource.service())]);
     if form == Form::Pyroscope && kind == ProfileKind::Allocations {
-        // It would take the sums of an interval for sums since the process began, as Go's are, and store differences.
+        // Otherwise Pyroscope would take the sums of an interval for sums since the process began, as Go's are, and
+        // store differences.
         labels.insert("__delta__".to_owned(), "false");
     }
     for (name, value) in resource.attributes().filter(|(name, _)| is_wanted(name)) {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let name: String = name.chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
-        // The samples have this one.
+        // The samples have this label.
         if labels.len() < MAX_LABELS && name != VM_STATE {
             labels.entry(name).or_insert(value);
         }
@@ -185,7 +187,7 @@ fn labels(form: Form, kind: ProfileKind, resource: &Resource, options: &EncodeOp
     labels.into_iter().map(label).collect()
 }
 
-/// As much of a text as a label may have.
+/// The part of a text that fits into a label.
 fn cut(text: &str) -> &str {
     let end = (0..=MAX_VALUE.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
     &text[..end.unwrap_or(0)]
@@ -225,7 +227,7 @@ fn request(form: Form, series: Vec<(Series, Amount)>, time: [u64; 2]) -> Request
     let about = RequestInfo {
         path: path.into(),
         content_type: content_type.into(),
-        // What is large in it is compressed already; and Parca's gateway would not decompress it.
+        // The large parts of it are compressed already, and Parca's gateway would not decompress it.
         is_gzipped: false,
         amount,
         service,
@@ -235,7 +237,7 @@ fn request(form: Form, series: Vec<(Series, Amount)>, time: [u64; 2]) -> Request
     Request { about, body }
 }
 
-/// A request in two halves; [`None`] if it has a single sample, or is none of these.
+/// A request in two halves; [`None`] if it has a single sample, or is no push request.
 pub(crate) fn split(whole: &Request, form: Form, limit: usize) -> Option<Vec<Request>> {
     let mut all = match form {
         Form::Pyroscope => PushRequest::decode(whole.body.as_slice()).ok()?.series,

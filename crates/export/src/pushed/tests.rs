@@ -1,4 +1,4 @@
-//! What real servers have refused, or stored otherwise than it was sent.
+//! Data that real servers have refused, or have stored differently from what was sent.
 
 use std::time::UNIX_EPOCH;
 
@@ -28,7 +28,7 @@ fn labels_are_bounded_in_number_and_size() {
     assert_eq!(names(&options, Form::Pyroscope, ProfileKind::Cpu), ["__name__", "host_name", "service_name"]);
     options.attributes = Some((0..100).map(|number| format!("a.{number}")).chain(["vm.state".into()]).collect());
     for kind in [ProfileKind::Cpu, ProfileKind::Allocations] {
-        // And `vm_state` is the thirtieth.
+        // `vm_state` is the thirtieth.
         assert_eq!(names(&options, Form::Pyroscope, kind).len(), 29);
     }
     options.attributes = Some(vec!["vm.state".into()]);

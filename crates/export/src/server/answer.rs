@@ -1,4 +1,4 @@
-//! What a server's answer means for what was sent.
+//! What a server's answer means for a request.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,40 +11,40 @@ use crate::{DropReason, SinkKind};
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It was taken, but for so many profiles; and what the server says of these.
+    /// The server accepted it, except for some profiles.
     Taken {
-        /// Profiles that were not.
+        /// How many profiles it rejected.
         rejected: u64,
         /// Why, in the server's words.
         said: String,
     },
-    /// It may be taken later.
+    /// The server may accept it later.
     Later {
         /// Why not now.
         reason: String,
         /// How long the server wants to be left alone.
         after: Option<Duration>,
-        /// Whether the server was there and said so, of this request.
+        /// Whether the server itself answered this very request.
         answered: bool,
     },
-    /// It is too large.
+    /// The request is too large.
     TooLarge {
-        /// What was answered.
+        /// The server's answer.
         reason: String,
     },
-    /// It will not be taken.
+    /// The server will never accept it.
     Never {
-        /// What kind of refusal it is.
+        /// The kind of refusal.
         kind: DropReason,
-        /// What was answered.
+        /// The server's answer.
         reason: String,
     },
 }
 
-/// The longest that a server is left alone because it said so.
+/// The longest wait that a server may ask for.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// Reads an answer.
+/// Interprets an answer.
 pub fn read(kind: SinkKind, reply: &Reply) -> Answer {
     let Reply { status, retry_after, body, .. } = reply;
     let status = *status;
@@ -54,7 +54,7 @@ pub fn read(kind: SinkKind, reply: &Reply) -> Answer {
         format!("HTTP {status} {}", text.trim()).trim_end().to_owned()
     };
     match status {
-        // Parca answers whatever it does not know with its page, and so do those that want a login first.
+        // Parca answers unknown requests with its web page; so do servers that require a login.
         200..300 if is_page(reply) => Answer::Never {
             kind: DropReason::Refused,
             reason: format!("HTTP {status} with a page for browsers: this path takes no profiles"),
@@ -62,7 +62,8 @@ pub fn read(kind: SinkKind, reply: &Reply) -> Answer {
         200..300 => taken(kind, body),
         413 => Answer::TooLarge { reason: reason() },
         400 if kind == SinkKind::Pyroscope && says_too_large(body) => Answer::TooLarge { reason: reason() },
-        // 500 and others may be of the moment: what fails again and again while others are taken is given up.
+        // 500 and others may be temporary. A request that fails again and again, while others succeed, is dropped
+        // later.
         408 | 425 | 429 | 500..600 => Answer::Later {
             reason: reason(),
             after: retry_after.as_deref().and_then(|text| wait(text, SystemTime::now())),
@@ -77,7 +78,7 @@ fn is_page(reply: &Reply) -> bool {
     reply.content_type.as_deref().is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("text/html"))
 }
 
-/// Whether Pyroscope's push API, which has no 413, says in words that a profile is too large.
+/// Whether the text says that a profile is too large: Pyroscope's push API has no 413.
 fn says_too_large(body: &[u8]) -> bool {
     let text = String::from_utf8_lossy(body);
     let words = ["max_profile_size_byte", "max_profile_stacktrace_samples", "size exceeds limit of"];
@@ -85,14 +86,14 @@ fn says_too_large(body: &[u8]) -> bool {
 }
 
 fn taken(kind: SinkKind, body: &[u8]) -> Answer {
-    // Whatever else a server answers, it took it.
+    // Whatever the body says, the server accepted the request.
     let partial = (kind == SinkKind::Otlp).then(|| ExportResponse::decode(body).ok()?.partial_success).flatten();
     let partial = partial.unwrap_or_default();
     let said: String = partial.error_message.chars().filter(|c| !c.is_control()).take(300).collect();
     Answer::Taken { rejected: u64::try_from(partial.rejected_profiles).unwrap_or(0), said }
 }
 
-/// What `Retry-After` says: seconds, or a date.
+/// The wait in `Retry-After`: seconds, or a date.
 fn wait(text: &str, now: SystemTime) -> Option<Duration> {
     let text = text.trim();
     let wait = match text.parse::<u64>() {
@@ -112,7 +113,7 @@ fn date(text: &str) -> Option<SystemTime> {
     let year: u64 = words.next()?.parse().ok().filter(|year| (1970..10_000).contains(year))?;
     let mut clock = words.next()?.split(':').map(|number| number.parse::<u64>().ok().filter(|number| *number < 61));
     let [hour, minute, second] = [clock.next()??, clock.next()??, clock.next()??];
-    // Days since 1970, by years that begin in March: then the leap day is the last one.
+    // Days since 1970. Years begin in March here, so that the leap day is the last day of a year.
     let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let days = 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day.checked_sub(1)?;
     let days = days.checked_sub(719_468)?;
@@ -160,7 +161,7 @@ mod tests {
 
     #[test]
     fn pyroscope_says_in_words_what_is_too_large() {
-        // As 2.2.1 says it.
+        // The message of version 2.2.1.
         let large = br#"{"code":"invalid_argument","message":"the profile with labels '{service_name=\"x\"}' exceeds the samples count limit (max_profile_stacktrace_samples, actual: 9, limit: 1)"}"#;
         assert!(matches!(read(SinkKind::Pyroscope, &reply(400, large)), Answer::TooLarge { .. }));
         assert!(matches!(read(SinkKind::Parca, &reply(400, large)), Answer::Never { .. }));

@@ -1,4 +1,4 @@
-//! A server, posted to over HTTP with bounds for time and for what it answers.
+//! Posts to a server over HTTP, with limits for the time and for the size of its answer.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -14,23 +14,23 @@ use ureq::tls::{RootCerts, TlsConfig};
 use super::answer::{Answer, read};
 use crate::{Request, SinkConfig};
 
-/// How much of an answer is read.
+/// How many bytes of an answer to read.
 const MAX_ANSWER: u64 = 64 << 10;
 
-/// How large files with secrets and certificates may be.
+/// The largest files with secrets and with certificates, in bytes.
 const MAX_SECRET: u64 = 16 << 10;
 const MAX_CERTIFICATES: u64 = 4 << 20;
 
 /// Why a sink cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The URL is none of HTTP or HTTPS.
+    /// The URL is not an HTTP or HTTPS URL.
     #[error("`{url}` is no URL of a server: it has to begin with http:// or https://")]
     Url {
-        /// What was given.
+        /// The URL.
         url: String,
     },
-    /// Credentials would be sent to another machine without TLS.
+    /// Credentials would go to another machine without TLS.
     #[error("credentials for {url} would be sent in the clear: use https://, or say `insecure = true`")]
     InTheClear {
         /// The server.
@@ -50,7 +50,7 @@ pub enum StartError {
         /// Why not.
         reason: String,
     },
-    /// It is not known which authorities are trusted.
+    /// The trusted authorities are unknown.
     #[error(transparent)]
     Authorities(#[from] AuthoritiesError),
     /// The spool cannot be used.
@@ -61,7 +61,7 @@ pub enum StartError {
         /// Why not.
         reason: String,
     },
-    /// The system gives no thread.
+    /// The system has no more threads.
     #[error("cannot start a thread for a sink: {0}")]
     Thread(std::io::Error),
 }
@@ -74,10 +74,10 @@ pub struct Client {
 }
 
 impl Client {
-    /// The server of a configuration; nothing is sent yet.
+    /// A client for the server of a configuration. It sends nothing yet.
     ///
     /// # Errors
-    /// The configuration cannot work.
+    /// The configuration is invalid.
     pub fn new(config: &SinkConfig) -> Result<Self, StartError> {
         let url = config.url.trim_end_matches('/');
         let wrong = || StartError::Url { url: config.url.clone() };
@@ -107,7 +107,7 @@ impl Client {
         let agent = ureq::Agent::config_builder()
             .tls_config(tls)
             .http_status_as_error(false)
-            // A redirection would have the profiles, and perhaps the credentials, sent to somebody that nobody named.
+            // A redirection could send the profiles, and perhaps the credentials, to a server that nobody configured.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .timeout_global(Some(config.timeout))
@@ -120,7 +120,7 @@ impl Client {
         Ok(Self { config: config.clone(), base: url.to_owned(), agent })
     }
 
-    /// Posts a request to where the configuration says; for no longer than `within`.
+    /// Posts a request to the configured address, for at most `within`.
     pub(crate) fn send(&self, request: &Request, within: Duration) -> Answer {
         let about = &request.about;
         let path = self.config.path.as_deref().unwrap_or(&about.path);
@@ -133,7 +133,7 @@ impl Client {
     /// Posts a request once.
     ///
     /// # Errors
-    /// It was not taken, for this reason.
+    /// The server did not accept it, for this reason.
     pub fn try_once(&self, request: &Request) -> Result<(), String> {
         match self.send(request, self.config.timeout) {
             Answer::Taken { rejected: 0, .. } => Ok(()),
@@ -164,7 +164,7 @@ impl Client {
         reply(post.send(body))
     }
 
-    /// Gets a path of the server.
+    /// Gets a path from the server.
     ///
     /// # Errors
     /// There is no answer, for this reason.
@@ -197,13 +197,13 @@ impl Client {
 /// What a server answered.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// HTTP's status.
+    /// The HTTP status.
     pub status: u16,
     /// The header `Retry-After`.
     pub retry_after: Option<String>,
     /// The header `Content-Type`.
     pub content_type: Option<String>,
-    /// The first 64 KiB of the body, or as much of it as came in time.
+    /// The first 64 KiB of the body, or less if the rest did not come in time.
     pub body: Vec<u8>,
 }
 
@@ -213,7 +213,7 @@ fn reply(outcome: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Resu
     let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let [retry_after, content_type] = ["Retry-After", "Content-Type"].map(header);
     let mut body = Vec::new();
-    // The status has said it: a body that ends early changes nothing.
+    // The status is decisive: a body that ends early changes nothing.
     let _ = response.body_mut().as_reader().take(MAX_ANSWER).read_to_end(&mut body);
     Ok(Reply { status, retry_after, content_type, body })
 }

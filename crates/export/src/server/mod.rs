@@ -1,4 +1,4 @@
-//! A server: posted to, and what its answers mean.
+//! Talks to a server, and interprets its answers.
 
 mod answer;
 mod client;

@@ -1,4 +1,4 @@
-//! Servers that behave badly: nothing is lost without a word, and memory stays bounded.
+//! Servers that behave badly: nothing is lost silently, and memory stays bounded.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub fn config(server: &Server) -> SinkConfig {
     config
 }
 
-/// A round of two processes.
+/// A round with two processes.
 pub fn round(exporter: &mut Exporter, rng: &mut Rng) {
     let (time, space) = (cpu(rng, 40), memory(rng, 40));
     exporter.add(&interval(ProfileKind::Cpu, &time, &resource(1)));
@@ -29,7 +29,7 @@ pub fn round(exporter: &mut Exporter, rng: &mut Rng) {
     exporter.end_round();
 }
 
-/// Waits until it is so; the counters add up all the time.
+/// Waits until a condition holds; the counters must add up all the time.
 pub fn until(exporter: &Exporter, what: &str, is_so: impl Fn(&SinkCounters) -> bool) -> SinkCounters {
     let start = Instant::now();
     loop {
@@ -81,7 +81,7 @@ fn a_body_without_an_end_or_that_drips_is_not_waited_for() {
         let server = Server::start([], does);
         let mut exporter = Exporter::start(config(&server)).unwrap();
         round(&mut exporter, &mut Rng::with_seed(1));
-        // A drip that does not even come to the end of the head in time is tried again.
+        // A server that is too slow even for the head of its answer is tried again.
         until(&exporter, "it is sent", |counters| counters.sent.requests > 0 || counters.retries > 0);
         let started = Instant::now();
         exporter.shut_down(Duration::from_millis(100));
@@ -159,7 +159,7 @@ fn what_is_taken_in_part_is_counted_as_such() {
 
 #[test]
 fn one_that_makes_the_server_fail_holds_up_no_others() {
-    // The first is failed at whenever it comes; the others are taken.
+    // The server fails at the first request whenever it comes, and accepts the others.
     let plan = (0..40).map(|number| if number % 2 == 0 { Does::Answers(500, "", vec![]) } else { ok() });
     let server = Server::start(plan, Does::Answers(500, "", vec![]));
     let mut exporter = Exporter::start(config(&server)).unwrap();
@@ -201,7 +201,7 @@ fn headers_tokens_and_tenants_are_sent() {
     let mut exporter = Exporter::start(config.clone()).unwrap();
     round(&mut exporter, &mut Rng::with_seed(1));
     until(&exporter, "it is sent", is_all_sent);
-    // A token that was replaced is used from then on.
+    // A replaced token is used from then on.
     std::fs::write(&token, "another").unwrap();
     round(&mut exporter, &mut Rng::with_seed(1));
     until(&exporter, "it is sent", |counters| counters.sent.requests == 2);

@@ -1,4 +1,4 @@
-//! What is said of servers.
+//! The reports on servers.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn a_server_that_takes_and_does_not_store_is_told_from_one_that_does() {
             let server = Server::start([], does);
             let mut config = config(&server);
             config.kind = kind;
-            // Nothing here is about time: no answer is waited for, and what is not stored is looked for five times.
+            // This test is not about time: no answer is waited for, and a missing profile is queried five times.
             config.timeout = Duration::from_secs(20);
             check_after(&config, Duration::from_secs(20), [Duration::from_millis(2); 5]).unwrap()
         };
@@ -30,7 +30,7 @@ fn a_server_that_takes_and_does_not_store_is_told_from_one_that_does() {
         let trap = report(answers(&format!("{{\"{key}\":[]}}")));
         assert!(!trap.is_good() && matches!(trap.verdict, Some(StoredVerdict::NotStored { .. })), "{trap}");
         assert!(trap.to_string().contains("it may be too old; these go together"), "{trap}");
-        // Unless it is one that shows nothing of anybody yet.
+        // Except for a server that shows no data of anybody yet.
         let new = report(answers(&format!("{{\"{key}\":[],\"data\":{{\"version\":\"2.2.1\"}}}}")));
         let is_parca = kind == SinkKind::Parca;
         assert!(new.is_good() != is_parca && new.to_string().contains("a new Pyroscope 2") != is_parca, "{new}");

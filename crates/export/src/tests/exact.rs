@@ -1,4 +1,4 @@
-//! What arrives is what was recorded, for profiles of all kinds, and by the rules of the formats.
+//! What arrives is what was recorded, for all kinds of profiles, and it follows the rules of the formats.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,7 +13,7 @@ use crate::encode::gunzip;
 use crate::otlp::message::{Dictionary, ExportRequest, Link};
 use crate::{Amount, Request, SinkConfig, SinkKind};
 
-/// What each function has of each measure by itself, of each service.
+/// The own weight of each function, by service, function and measure.
 type Sums = BTreeMap<(String, String, String), u64>;
 
 fn expected(profile: &dyn Profile, resource: &Resource, kernel: bool, sums: &mut Sums) {
@@ -31,7 +31,7 @@ fn expected(profile: &dyn Profile, resource: &Resource, kernel: bool, sums: &mut
     }
 }
 
-/// The same of what was sent; checks the rules of the dictionary on the way.
+/// The same for what was sent; also checks the rules of the dictionary.
 fn arrived(request: &Request, sums: &mut Sums) {
     let message = ExportRequest::decode(gunzip(&request.body, 1 << 30).unwrap().as_slice()).unwrap();
     let dictionary = message.dictionary.as_ref().unwrap();
@@ -60,7 +60,7 @@ fn arrived(request: &Request, sums: &mut Sums) {
     }
 }
 
-/// The zero value first, nothing twice, nothing that is not referred to, nothing referred to that is not there.
+/// The zero value comes first, no value occurs twice, every entry is used, and every used entry exists.
 fn check_dictionary(message: &ExportRequest, dictionary: &Dictionary) {
     fn table<T: prost::Message + PartialEq>(name: &str, values: &[T], zero: &T, used: &HashSet<i32>) {
         assert!(values.first() == Some(zero), "{name}");
@@ -113,7 +113,7 @@ fn recorded(profiles: &[(ProfileKind, Box<dyn Profile>)]) -> Amount {
     sum
 }
 
-/// Of five seeds; the long search beside it takes 500.
+/// With five seeds; the long search beside it has 500.
 #[test]
 fn sums_of_functions_arrive_whatever_the_profiles_and_the_limits() {
     sums_arrive(0..5);
@@ -153,7 +153,7 @@ fn sums_arrive(seeds: std::ops::Range<u64>) {
             let mut requests = encoder.take();
             assert!(encoder.take().is_empty());
             assert_eq!(total(&requests), recorded(&profiles), "seed {seed}, {kind:?}");
-            // Halved as often as it can be, it is the same.
+            // Halved as often as possible, the sum stays the same.
             for round in 0..3 {
                 if kind == SinkKind::Otlp {
                     let mut sums = Sums::new();
@@ -188,7 +188,7 @@ fn garbage_in_place_of_a_request_is_not_split() {
             let place = rng.usize(..broken.body.len());
             broken.body[place] = rng.u8(..);
             broken.body.truncate(rng.usize(place..=broken.body.len()));
-            // Whatever it is, nothing panics.
+            // Whatever the bytes are, nothing panics.
             drop(crate::otlp::split(&broken, 1 << 20));
             drop(crate::pushed::split(&broken, crate::pushed::Form::Pyroscope, 1 << 20));
             drop(crate::pushed::split(&broken, crate::pushed::Form::Parca, 1 << 20));
@@ -200,7 +200,7 @@ fn garbage_in_place_of_a_request_is_not_split() {
 fn two_hundred_hot_loops_are_no_series_of_their_own() {
     use lj_trace_profile::model::Labels;
     use lj_trace_profile::profile::SampleInfo;
-    // What requests they are for is sent with OTLP alone, and there is a bounded number of that.
+    // Only OTLP sends the requests of samples, and there is a bounded number of them.
     let location = |number: u32| {
         let name = format!("/{}", number / 2 % 3).into();
         lj_trace_profile::model::RequestLabels::new([(lj_trace_profile::model::RequestKey::Location, name)])

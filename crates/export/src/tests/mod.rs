@@ -1,4 +1,4 @@
-//! Tests of the whole way, from a profile to a server.
+//! Tests of the whole path, from a profile to a server.
 
 mod bad_server;
 mod checked;

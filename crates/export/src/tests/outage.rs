@@ -1,4 +1,4 @@
-//! Servers that are away for a while, agents that end in between, disks that are full.
+//! Servers that are away for a while, agents that end meanwhile, disks that are full.
 
 use std::process::Command;
 use std::time::Duration;
@@ -68,7 +68,7 @@ fn the_oldest_make_room() {
     assert!(counters.dropped[&DropReason::SpoolFull].requests > 10, "{counters:#?}");
 }
 
-/// As root, on a file system of a megabyte.
+/// Needs root; uses a file system of a megabyte.
 #[test]
 fn a_full_disk_loses_the_oldest_and_says_so() {
     let folder = tempfile::tempdir().unwrap();
@@ -91,7 +91,7 @@ fn a_full_disk_loses_the_oldest_and_says_so() {
     server.now_does(ok());
     let end = until(&exporter, "the rest is sent", |counters| counters.spooled.requests == 0);
     drop(exporter);
-    // The thread may have a file open for a moment more.
+    // The thread may keep a file open for a moment longer.
     Command::new("umount").args(["--lazy", path]).status().unwrap();
     assert!(full.spool_failures > 0 && full.spooled.requests > 5, "{full:#?}");
     assert!(full.dropped[&DropReason::SpoolFull].requests > 5, "{full:#?}");

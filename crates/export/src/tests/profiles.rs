@@ -1,4 +1,4 @@
-//! Profiles with all that profiles have, made from a seed.
+//! Profiles with everything that a profile can have, generated from a seed.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use lj_trace_profile::{CpuProfile, Frame, Interval, MemoryProfile, Profile, Prof
 use lj_trace_streams::VmState;
 use lj_trace_streams::memprof::{Event, Source};
 
-/// A CPU profile of so many samples.
+/// A CPU profile with this many samples.
 pub fn cpu(rng: &mut Rng, samples: usize) -> CpuProfile {
     let mut profile = CpuProfile::new("test");
     profile.rate = [Some(19), Some(99), None][rng.usize(..3)];
@@ -47,7 +47,7 @@ fn frame(rng: &mut Rng) -> Frame {
     }
 }
 
-/// A memory profile of so many events.
+/// A memory profile with this many events.
 pub fn memory(rng: &mut Rng, events: usize) -> MemoryProfile {
     let mut profile = MemoryProfile::new(if rng.bool() { Weight::Held } else { Weight::Allocated }, "test");
     for number in 0..events as u64 {
@@ -61,7 +61,7 @@ pub fn memory(rng: &mut Rng, events: usize) -> MemoryProfile {
     profile
 }
 
-/// An interval of 15 s, of a process.
+/// An interval of 15 s of a process.
 pub fn interval<'a>(kind: ProfileKind, profile: &'a dyn Profile, resource: &'a Resource) -> Interval<'a> {
     let began = UNIX_EPOCH + Duration::from_secs(1_764_000_000);
     Interval { kind, profile, resource: Some(resource), began, ended: began + Duration::from_secs(15) }

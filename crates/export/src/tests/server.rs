@@ -1,4 +1,4 @@
-//! A server of a few lines that behaves as badly as it is told.
+//! A small server that misbehaves as instructed.
 
 use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
@@ -8,33 +8,33 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// What it does with a request.
+/// What the server does with a request.
 #[derive(Clone, Debug)]
 pub enum Does {
     /// Answers with a status, headers and a body.
     Answers(u16, &'static str, Vec<u8>),
-    /// Answers 413 to what has more bytes than this, and 200 to others.
+    /// Answers 413 to bodies larger than this, and 200 to others.
     Limits(usize),
     /// Closes before it has read anything.
     ClosesAtOnce,
-    /// Reads, and closes without a word.
+    /// Reads, and closes without an answer.
     ClosesAfter,
-    /// Reads, and says nothing.
+    /// Reads, and never answers.
     Hangs,
-    /// Says what is no HTTP.
+    /// Answers with something that is not HTTP.
     Garbage,
-    /// Answers 200 with a body without an end.
+    /// Answers 200 with an endless body.
     Endless,
     /// Answers 200 byte by byte, slowly.
     Drips,
 }
 
-/// Good news.
+/// A success.
 pub fn ok() -> Does {
     Does::Answers(200, "", Vec::new())
 }
 
-/// A server, and what it got.
+/// A server, and the requests that it got.
 pub struct Server {
     /// Its URL.
     pub url: String,
@@ -51,7 +51,7 @@ struct Shared {
 }
 
 impl Server {
-    /// It does what is planned, one after another, and then the last for ever.
+    /// Follows `plan` step by step, and then does `then` for ever.
     pub fn start(plan: impl IntoIterator<Item = Does>, then: Does) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -76,13 +76,13 @@ impl Server {
         Self { url, shared }
     }
 
-    /// From now on it does this.
+    /// From now on does this.
     pub fn now_does(&self, does: Does) {
         self.shared.plan.lock().unwrap().clear();
         *self.shared.then.lock().unwrap() = does;
     }
 
-    /// The bodies that it answered 200 to.
+    /// The bodies of requests that it answered with 200.
     pub fn taken(&self) -> Vec<Vec<u8>> {
         self.shared.taken.lock().unwrap().clone()
     }

@@ -1,4 +1,4 @@
-//! Servers that are not who they say they are get nothing.
+//! Servers that are not who they claim to be get nothing.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -31,7 +31,7 @@ fn start(authority: &Authority, address: [u8; 4]) -> (SinkConfig, Arc<AtomicUsiz
                 let mut connection = ServerConnection::new(config).unwrap();
                 let mut stream = Stream::new(&mut connection, &mut socket);
                 let mut bytes = vec![0; 1 << 20];
-                // All that comes in the first tenths of a second is the request.
+                // Everything that comes in the first tenths of a second is the request.
                 if stream.read(&mut bytes).is_ok_and(|count| count > 0) {
                     requests.fetch_add(1, Ordering::Relaxed);
                     let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
@@ -45,7 +45,7 @@ fn start(authority: &Authority, address: [u8; 4]) -> (SinkConfig, Arc<AtomicUsiz
     (config, requests)
 }
 
-/// A file in a folder with this text.
+/// Creates a file with this text in a folder.
 fn file(folder: &TempDir, name: &str, text: &str) -> Option<PathBuf> {
     let path = folder.path().join(name);
     fs::write(&path, text).unwrap();

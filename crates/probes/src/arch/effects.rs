@@ -5,39 +5,39 @@ use lj_trace_common::arch::Register;
 /// Where control goes after an instruction. Targets are addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// To the next one.
+    /// To the next instruction.
     Next,
-    /// To a function, and then to the next one. The target is known if the instruction names it.
+    /// To a function, and then to the next instruction. The target is known if the instruction names it.
     Call(Option<u64>),
-    /// To this one.
+    /// To this address.
     Jump(u64),
-    /// To this one, or to the next one.
+    /// To this address, or to the next instruction.
     Branch(u64),
-    /// To where a fixed place in memory says: to another function.
+    /// To the address in a fixed slot of memory: to another function.
     TableJump,
-    /// To where a register says, or a place that is computed.
+    /// To the address in a register, or in a computed place.
     ComputedJump,
     /// To the caller.
     Return,
-    /// Nowhere: the program ends.
+    /// Nowhere: the program ends here.
     Nowhere,
-    /// That cannot be said.
+    /// Unknown.
     Unusual,
 }
 
 /// What an instruction does to registers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effects {
-    /// The general registers that it writes, as bits by their numbers; without those that are lost in a call.
+    /// The general registers that it writes, as bits by register number, except registers that a call overwrites.
     pub written: u64,
-    /// If all it does is to copy a whole register: to this one, from that one.
+    /// If the instruction only copies a whole register: the target, then the source.
     pub copies: Option<(Register, Register)>,
-    /// By how many bytes it moves the stack pointer, if it says so itself.
+    /// By how many bytes it moves the stack pointer, if the instruction itself says so.
     pub moves_stack: Option<i64>,
-    /// Whether it calls a function.
+    /// Whether the instruction calls a function.
     pub is_call: bool,
-    /// Whether the zero flag may be another one afterwards.
+    /// Whether the instruction may change the zero flag.
     pub changes_flags: bool,
-    /// The register whose being 0 the zero flag tells afterwards, all bits of it.
+    /// The register, with all its bits, whose being 0 the zero flag shows afterwards.
     pub tests: Option<Register>,
 }

@@ -1,5 +1,5 @@
 //! Everything about probes that depends on the processor: what can be probed, and what it costs. The rest of this crate
-//! calls it by role.
+//! uses these names on every processor.
 //!
 //! # What a processor's module supplies
 //!
@@ -8,13 +8,13 @@
 //! | `MachineInstruction` | a decoded instruction: `decode`, `size`, `name`, `control`, `effects`, `taken_if_zero` |
 //! | `is_emulated` | whether every kernel that is supported emulates an instruction under a probe, rather than stepping through it |
 //! | `emulated`, `stepped` | functions to measure probes on, which begin with an instruction of either kind |
-//! | `count_down`, `copy_in_bulk` | what ticks of a clock and watchpoints slow down, to be measured |
-//! | `next_instruction` | where a thread goes on that a signal has interrupted |
-//! | `SYSTEM_CALL` | what the names of the kernel's functions for system calls begin with |
+//! | `count_down`, `copy_in_bulk` | code that clock ticks and watchpoints slow down, for measurements |
+//! | `next_instruction` | where a thread continues that a signal has interrupted |
+//! | `SYSTEM_CALL` | the prefix of the kernel's functions for system calls |
 //! | `HAS_ALL_PROGRAMS` | whether all BPF programs work on this processor, and not only the CPU sampler |
 //! | `is_virtual` | whether `/proc/cpuinfo` says that this is a virtual machine |
 //!
-//! Registers, the ones of arguments among them, and the kernel's breakpoint are in [`lj_trace_common::arch`].
+//! Registers, also those that pass arguments, and the kernel's breakpoint are in [`lj_trace_common::arch`].
 
 mod effects;
 
@@ -25,7 +25,7 @@ mod aarch64;
 #[cfg(target_arch = "aarch64")]
 pub use aarch64::*;
 
-// What of it knows no registers of its own is tested on every processor.
+// Every processor tests the part of it that needs no registers of its own.
 #[cfg(all(test, not(target_arch = "aarch64")))]
 #[allow(dead_code, reason = "only its tests are wanted")]
 mod aarch64 {

@@ -1,5 +1,5 @@
-//! The guardian and its holders. They are forks of a program that may have had threads, so they make system calls and
-//! nothing else, and never return.
+//! The guardian and its holders. They are forks of a program that may have had threads, so they make only system calls
+//! and never return.
 
 use std::ffi::CStr;
 use std::io::{self, Write as _};
@@ -13,18 +13,18 @@ use super::message::{MAX_WORDS, Received, parse};
 use crate::perf_event::{Attr, link, open};
 use crate::uprobe_multi;
 
-/// Where the guardian's socket is; before it are the standard streams.
+/// The descriptor of the guardian's socket; the standard streams come before it.
 const SOCKET: RawFd = 3;
 
-/// What a process that holds classic probes can have open.
+/// How many events a process with classic probes can have open.
 const MAX_EVENTS: usize = super::message::MAX_POINTS;
 
-/// The child of lj-trace that becomes the guardian: another fork lets it belong to nobody.
+/// Runs in lj-trace's child. It forks the guardian and exits, so that the guardian has no parent that must wait for it.
 pub fn guard(socket: RawFd) -> ! {
     // SAFETY: all of these are system calls with plain integers, or with strings and structures that are there as long as
     // the process. Only this thread is left.
     unsafe {
-        // Neither Ctrl-C nor a kill of the process group gets here.
+        // In a session of its own, neither Ctrl-C nor a kill of the process group reaches the guardian.
         libc::setsid();
         match libc::fork() {
             0 => {}
@@ -34,7 +34,7 @@ pub fn guard(socket: RawFd) -> ! {
         libc::prctl(libc::PR_SET_NAME, c"lj-trace-guard".as_ptr());
         spare_from_oom_killer();
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
-        // What lj-trace has open is to be closed when lj-trace ends: its pipes, its files, the target's.
+        // Close everything that lj-trace has open (pipes, files, the target's files): it must close when lj-trace ends.
         let socket = libc::fcntl(socket, libc::F_DUPFD, 64);
         (0..SOCKET).for_each(|fd| {
             libc::dup2(null, fd);
@@ -42,15 +42,15 @@ pub fn guard(socket: RawFd) -> ! {
         libc::dup2(socket, SOCKET);
         libc::syscall(libc::SYS_close_range, SOCKET + 1, u32::MAX, 0);
     }
-    // Where there is no CAP_BPF, or a setting of the kernel wants it, CAP_SYS_ADMIN does.
+    // CAP_SYS_ADMIN does the job where CAP_BPF does not exist, or where a kernel setting asks for more.
     let _ = privileges::keep_only(Capabilities::of(&[Capability::Bpf, Capability::Perfmon, Capability::SysAdmin]));
     let mut words = [0; MAX_WORDS];
     loop {
-        // Nobody at the other end: lj-trace has ended.
+        // Nobody is at the other end: lj-trace has ended.
         let Ok((count @ 1.., descriptors)) = receive(SOCKET, &mut words) else { die() };
         match parse(&words[..count]) {
             Some(Received::KeepOnly(capabilities)) => {
-                // It has at most these; and if it cannot give them up, it is no worse than before.
+                // The guardian has at most these; if it cannot give up the others, it is no worse off than before.
                 let _ = privileges::keep_only(capabilities);
             }
             // SAFETY: there is only this thread.
@@ -74,7 +74,7 @@ fn ignore(signal: libc::c_int) {
     unsafe { libc::signal(signal, libc::SIG_IGN) };
 }
 
-/// Only with `CAP_SYS_RESOURCE`.
+/// Keeps the OOM killer away from this process. It works only with `CAP_SYS_RESOURCE`.
 fn spare_from_oom_killer() {
     const NEVER: &[u8] = b"-1000";
     // SAFETY: the path ends with a NUL, and the bytes are readable.
@@ -85,7 +85,7 @@ fn spare_from_oom_killer() {
     }
 }
 
-/// Puts the probes in, and waits until it is to take them out.
+/// Inserts the probes, and waits until it should remove them.
 fn hold(pid: u32, means: Means, offsets: &[u64], cookies: &[u64], descriptors: [RawFd; DESCRIPTORS]) -> ! {
     let [program, order, file] = descriptors;
     // SAFETY: the descriptor is the guardian's own socket, of which it has a copy.
@@ -100,7 +100,7 @@ fn hold(pid: u32, means: Means, offsets: &[u64], cookies: &[u64], descriptors: [
                 Some(own) => reply(order, 0, Some(own)),
                 None => reply(order, last_error(), None),
             }
-            // Nothing is ever sent: lj-trace closes its end, or has ended.
+            // lj-trace never sends anything: it closes its end, or has ended.
             while matches!(receive(order, &mut [0]), Ok((1.., _))) {}
         }
     }
@@ -139,7 +139,7 @@ fn put_in(
 }
 
 fn reply(socket: RawFd, error: i32, process: Option<RawFd>) {
-    // If lj-trace has gone, nobody needs it.
+    // If lj-trace is gone, nobody needs the answer.
     let _ = send(socket, &[error as u64], process.as_slice());
 }
 
@@ -147,8 +147,9 @@ fn last_error() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Ends this process. All that it has open is closed on the way out, which takes the probes out: by a SIGKILL of its own, no
-/// other one can come in between (exit(2) is not yet exiting when another SIGKILL arrives as it begins).
+/// Ends this process, which closes all that it has open and so removes the probes. It sends itself a SIGKILL, so that
+/// no other SIGKILL can interfere: in exit(2), a SIGKILL that arrives early still finds a process that is not exiting
+/// yet.
 fn die() -> ! {
     // SAFETY: these are system calls with plain integers.
     unsafe {

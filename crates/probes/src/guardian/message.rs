@@ -1,4 +1,4 @@
-//! Messages between lj-trace and its guardian: words, and descriptors with them.
+//! Messages between lj-trace and its guardian: words, with descriptors.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
@@ -9,34 +9,34 @@ use lj_trace_process::sockets::{self, DESCRIPTORS, receive};
 use super::Means;
 use crate::uprobe_multi::UprobeKind;
 
-/// Probes that one order may be for: an allocator has some ten.
+/// How many probes one order may have: an allocator needs some ten.
 pub const MAX_POINTS: usize = 512;
 
-/// Before the offsets and the cookies.
+/// How many words precede the offsets and the cookies.
 pub const HEADER: usize = 5;
 
-/// The longest message.
+/// The longest message, in words.
 pub const MAX_WORDS: usize = HEADER + 2 * MAX_POINTS;
 
-/// To put probes in.
+/// An order to insert probes.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<'a> {
     /// The process.
     pub pid: u32,
     /// How.
     pub means: Means,
-    /// Offsets in the file, and cookies.
+    /// The offsets in the file, with their cookies.
     pub points: &'a [(u64, u64)],
 }
 
-/// A message.
+/// A message, as words.
 pub struct Words(Vec<u64>);
 
-/// What a message that was received asks for.
+/// What a received message asks for.
 pub enum Received<'a> {
     /// To give up all capabilities but these.
     KeepOnly(Capabilities),
-    /// To put probes in: the process, how, offsets, cookies.
+    /// To insert probes: the process, the means, the offsets, the cookies.
     Attach(u32, Means, &'a [u64], &'a [u64]),
 }
 
@@ -44,15 +44,15 @@ const KEEP_ONLY: u64 = 1;
 const ATTACH: u64 = 2;
 
 impl Words {
-    /// Which capabilities to keep.
+    /// A message that says which capabilities to keep.
     pub fn capabilities(capabilities: Capabilities) -> Self {
         Self(vec![KEEP_ONLY, capabilities.bits()])
     }
 
-    /// What probes to put in.
+    /// A message with an order to insert probes.
     ///
     /// # Errors
-    /// They are too many.
+    /// There are too many probes.
     pub fn attach(order: &Order<'_>) -> io::Result<Self> {
         if order.points.len() > MAX_POINTS {
             return Err(io::Error::from_raw_os_error(libc::E2BIG));
@@ -68,7 +68,7 @@ impl Words {
     }
 }
 
-/// Takes a message apart; [`None`] if it is none. It allocates nothing.
+/// Parses a message; [`None`] if it is invalid. This allocates nothing.
 pub fn parse(words: &[u64]) -> Option<Received<'_>> {
     match *words {
         [KEEP_ONLY, bits] => Some(Received::KeepOnly(Capabilities::of_bits(bits))),
@@ -95,10 +95,10 @@ pub fn send(socket: BorrowedFd<'_>, words: &Words, descriptors: &[BorrowedFd<'_>
     sockets::send(socket.as_raw_fd(), &words.0, &descriptors_sent[..descriptors.len()])
 }
 
-/// What a holder answers: an error number, or 0 and its process.
+/// Receives a holder's answer: an error number, or 0 and the holder's pidfd.
 ///
 /// # Errors
-/// It has died instead.
+/// The holder has died instead of answering.
 pub fn receive_reply(socket: BorrowedFd<'_>) -> io::Result<(i32, Option<OwnedFd>)> {
     let mut words = [0];
     let (count, [process, ..]) = receive(socket.as_raw_fd(), &mut words)?;

@@ -1,12 +1,12 @@
-//! Who inserts probes into a process and removes them: not lj-trace itself, but processes that nothing ends at the wrong
-//! moment.
+//! The guardian and its holders insert probes into a process and remove them. lj-trace does not do so itself, because
+//! nothing may kill these processes at the wrong moment.
 //!
-//! The kernel does not take a breakpoint out for a thread that has a fatal signal pending (`uprobe_unregister` in Linux's
-//! `kernel/events/uprobes.c` gives up, "leaking uprobe"): a SIGKILL that came while lj-trace took its probes out, by whoever
-//! or by the OOM killer, left them in the target for good. For a process that is dying already, no further signal counts. So
-//! each set of probes belongs to a process of its own, its holder, which does nothing but wait, and takes them out by
-//! dying: when lj-trace asks for it, or has died itself. Holders are children of the guardian, a small process that is
-//! forked off lj-trace before it has threads, and hears no signals.
+//! The kernel does not remove a breakpoint for a thread that has a fatal signal pending (`uprobe_unregister` in Linux's
+//! `kernel/events/uprobes.c` gives up, "leaking uprobe"). If lj-trace removed its probes itself, a SIGKILL during that
+//! time, from a user or from the OOM killer, would leave them in the target for good. A process that is already dying
+//! is safe from further signals. So each set of probes belongs to a process of its own, its holder. A holder only
+//! waits, and removes its probes by dying: when lj-trace asks for it, or when lj-trace itself has died. Holders are
+//! children of the guardian, a small process that lj-trace forks before it has threads, and that ignores signals.
 
 mod holder;
 mod message;
@@ -26,21 +26,21 @@ use message::{Order, Words};
 use super::mechanism::Mechanism;
 use super::uprobe_multi::UprobeKind;
 
-/// How probes are put in.
+/// How the kernel inserts probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
-    /// By one `uprobe_multi` link.
+    /// With one `uprobe_multi` link.
     Multi(UprobeKind),
-    /// By a perf event each, of this number among the kinds of perf events, on the return or not: what kernels without
-    /// `uprobe_multi` links have.
+    /// With one perf event per probe, for kernels without `uprobe_multi` links. The number is the perf event type of
+    /// uprobes; the flag says whether the probes are on returns.
     Classic(u32, bool),
 }
 
 impl Means {
-    /// What this mechanism has for probes of this kind.
+    /// How this mechanism inserts probes of this kind.
     ///
     /// # Errors
-    /// Perf events have no such probes.
+    /// Perf events have no probes of this kind.
     pub fn of(mechanism: Mechanism, kind: UprobeKind) -> io::Result<Self> {
         match (mechanism, kind) {
             (Mechanism::Multi, kind) => Ok(Self::Multi(kind)),
@@ -50,26 +50,27 @@ impl Means {
     }
 }
 
-/// The number of this kind of perf events.
+/// The perf event type of uprobes.
 fn classic_number() -> io::Result<u32> {
     const PATH: &str = "/sys/bus/event_source/devices/uprobe/type";
     let invalid = || io::Error::new(io::ErrorKind::InvalidData, format!("{PATH} holds no number"));
     std::fs::read_to_string(PATH)?.trim().parse().map_err(|_| invalid())
 }
 
-/// Probes in a process. They are taken out when this is dropped, which takes until they are, or when lj-trace ends.
+/// Probes in a process. They are removed when lj-trace ends, or when this is dropped; dropping waits until they are
+/// gone.
 #[derive(Debug)]
 pub struct Held {
-    /// The holder waits for the other end of this to close.
+    /// The socket whose closing tells the holder to die.
     order: Option<OwnedFd>,
-    /// The holder.
+    /// The holder's pidfd.
     process: OwnedFd,
 }
 
-/// This process's end of what the guardian listens to; [`None`] as long as there is none.
+/// The socket to the guardian; [`None`] as long as there is no guardian.
 static GUARDIAN: Mutex<Option<OwnedFd>> = Mutex::new(None);
 
-/// Forks the guardian, unless it is there. The sooner, the smaller it is.
+/// Forks the guardian, unless it exists. The earlier this happens, the smaller the guardian is.
 ///
 /// # Errors
 /// The system has no more processes or descriptors.
@@ -77,22 +78,22 @@ pub fn start() -> io::Result<()> {
     with(|_| Ok(()))
 }
 
-/// Has the guardian give up all capabilities but these.
+/// Makes the guardian give up all capabilities but these.
 pub fn keep_only(capabilities: Capabilities) {
     let guardian = GUARDIAN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(guardian) = &*guardian {
-        // If it is gone, it can do nothing any more.
+        // If the guardian is gone, it has no capabilities left to give up.
         let _ = message::send(guardian.as_fd(), &Words::capabilities(capabilities), &[]);
     }
 }
 
-/// Puts `program` on instructions of the file at `path`, each given by its offset there and its cookie, in the process
-/// `pid`.
+/// Puts `program` on instructions of the file at `path` in the process `pid`. Each point is an offset in the file and a
+/// cookie.
 ///
 /// # Errors
-/// What the kernel says; or the guardian has been killed.
+/// The kernel refuses, or the guardian has been killed.
 pub fn attach(program: BorrowedFd<'_>, path: &Path, points: &[(u64, u64)], pid: u32, means: Means) -> io::Result<Held> {
-    // Whatever the path means here, links of /proc/self too.
+    // Opens the file that the path means to lj-trace: links in /proc/self mean something else to the guardian.
     let file = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
     let order = Words::attach(&Order { pid, means, points })?;
     let (own, others) = sockets::pair(libc::SOCK_SEQPACKET)?;
@@ -110,7 +111,7 @@ fn killed() -> io::Error {
     io::Error::other("the process that holds lj-trace's probes (lj-trace-guard) was killed")
 }
 
-/// Does something with the guardian, which is started if it is not there.
+/// Calls `what` with the guardian's socket; starts the guardian if there is none.
 fn with<T>(what: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
     let mut guardian = GUARDIAN.lock().unwrap_or_else(PoisonError::into_inner);
     let guardian = match &mut *guardian {
@@ -129,7 +130,8 @@ fn fork() -> io::Result<OwnedFd> {
     // threads may have had at this moment.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
-        // It leaves another child, which is nobody's but init's: nobody has to wait for it.
+        // This child forks the guardian proper and exits. So init adopts the guardian, and lj-trace need not wait for
+        // it.
         0 => holder::guard(others.as_raw_fd()),
         child => {
             let mut status = 0;
@@ -143,17 +145,17 @@ fn fork() -> io::Result<OwnedFd> {
 }
 
 impl Held {
-    /// Asks for the probes to be taken out, and does not wait for it.
+    /// Asks the holder to remove the probes, and does not wait for it.
     pub fn release(&mut self) {
         self.order = None;
     }
 
-    /// Whether the holder has gone without being asked: somebody has killed it, and the probes went with it.
+    /// Whether the holder is gone without being asked: something has killed it, and its probes are gone, too.
     pub fn is_lost(&self) -> bool {
         self.order.is_some() && self.is_over(Duration::ZERO)
     }
 
-    /// Waits so long for the holder's end; whether it has come.
+    /// Waits up to `time` for the holder's end. Returns whether it has ended.
     fn is_over(&self, time: Duration) -> bool {
         let mut event = libc::pollfd { fd: self.process.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let milliseconds = i32::try_from(time.as_millis()).unwrap_or(i32::MAX);
@@ -165,7 +167,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.release();
-        // It dies once the kernel has taken out all probes.
+        // The holder dies once the kernel has removed all probes.
         while !self.is_over(Duration::from_secs(1)) {}
     }
 }
@@ -184,7 +186,7 @@ mod tests {
             std::process::id(),
             Means::Multi(UprobeKind::Call),
         );
-        // It is no program.
+        // The descriptor is no program.
         assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EINVAL));
     }
 

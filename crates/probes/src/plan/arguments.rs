@@ -18,7 +18,7 @@ pub enum Argument {
 }
 
 impl Argument {
-    /// How many there are.
+    /// How many arguments there are.
     pub const COUNT: usize = 4;
 
     /// All of them, in order.
@@ -29,7 +29,7 @@ impl Argument {
         ["ud", "ptr", "osize", "nsize"][self as usize]
     }
 
-    /// The register that passes it.
+    /// The register that passes the argument.
     pub fn register(self) -> Register {
         Register::ALL[reg::ARGUMENTS[self as usize]]
     }
@@ -40,7 +40,7 @@ impl Argument {
 pub enum ArgumentLocation {
     /// In a register, all 64 bits of it.
     Register(Register),
-    /// In no register any more, but a branch has shown it to be 0.
+    /// In no register any more, but a branch has shown that it is 0.
     Zero,
     /// Not in any register that the plan could name.
     Lost,
@@ -54,21 +54,21 @@ enum Value {
     NonZero,
 }
 
-/// Everything that is known right before an instruction, whichever way led there.
+/// Everything that is known right before an instruction, on whatever path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArgumentState {
     /// The registers that hold each argument, as bits in DWARF's order.
     holders: [u64; Argument::COUNT],
     values: [Value; Argument::COUNT],
-    /// The zero flag says whether this argument is 0.
+    /// The argument whose being 0 the zero flag shows.
     zero_flag: Option<Argument>,
-    /// How far the stack pointer is from where it was at the entry, in bytes.
+    /// The distance of the stack pointer from where it was at the entry, in bytes.
     sp: Option<i64>,
-    /// Another function may have been called: the event may be over.
+    /// Another function may have been called, so the event may be over.
     called: bool,
 }
 
-/// The registers that are lost in a call.
+/// The registers that a call may overwrite.
 fn lost_in_call() -> u64 {
     Register::ALL.into_iter().filter(|r| !r.is_callee_saved() && *r != Register::SP).fold(0, |bits, r| bits | bit(r))
 }
@@ -78,7 +78,7 @@ fn bit(register: Register) -> u64 {
 }
 
 impl ArgumentState {
-    /// At the function's first instruction.
+    /// The state at the function's first instruction.
     pub fn entry() -> Self {
         Self {
             holders: Argument::ALL.map(|argument| bit(argument.register())),
@@ -110,7 +110,7 @@ impl ArgumentState {
         self.values[argument as usize] == Value::NonZero
     }
 
-    /// Whether the stack is as at the entry, and the return address where it was.
+    /// Whether the stack pointer is where it was at the entry, so that the return address is on top.
     pub fn return_address_on_top(&self) -> bool {
         self.sp == Some(0)
     }
@@ -120,7 +120,7 @@ impl ArgumentState {
         !self.called
     }
 
-    /// What is known where two ways meet.
+    /// What is known where two paths meet.
     pub fn join(&self, other: &Self) -> Self {
         Self {
             holders: std::array::from_fn(|i| self.holders[i] & other.holders[i]),
@@ -133,7 +133,7 @@ impl ArgumentState {
         }
     }
 
-    /// After `instruction`, before its branch (if it is one) is decided.
+    /// The state after `instruction`; for a branch, before it is decided.
     pub fn after(&self, instruction: &MachineInstruction) -> Self {
         let mut next = self.clone();
         let effects = instruction.effects();
@@ -161,7 +161,7 @@ impl ArgumentState {
         next
     }
 
-    /// On one side of a conditional branch; `None` if that side is never taken.
+    /// The state on one side of a conditional branch; `None` if that side is never taken.
     pub fn branch(&self, branch: &MachineInstruction, taken: bool) -> Option<Self> {
         let (Some(if_zero), Some(argument)) = (branch.taken_if_zero(), self.zero_flag) else {
             return Some(self.clone());
@@ -181,7 +181,7 @@ impl ArgumentState {
 mod tests {
     use super::*;
 
-    /// What is known after straight code.
+    /// What is known after straight-line code.
     fn run(code: &[u8]) -> ArgumentState {
         let (mut state, mut rest) = (ArgumentState::entry(), code);
         while let Some(instruction) = MachineInstruction::decode(rest, 0) {
@@ -233,7 +233,7 @@ mod tests {
             let state = run(code);
             assert!(!state.branch(&je, true).unwrap().is_zero(Argument::NewSize), "{code:02x?}");
         }
-        // What is known already rules the other side out.
+        // Earlier knowledge rules the other side out.
         let zero = whole.branch(&je, true).unwrap();
         assert_eq!(zero.branch(&je, false), None);
     }

@@ -7,16 +7,17 @@ use super::flow::{Flow, FlowNode};
 use super::{EventKind, Need};
 use crate::arch::is_emulated;
 
-/// Sets of points that are kept for each instruction. Real allocators have a handful in all.
+/// How many sets to keep for each instruction. Real allocators have a handful in all.
 const MAX_SETS: usize = 16;
 
-/// Points in a set. Every one is a breakpoint to put in and to explain; beyond this the entry is better.
+/// The most points in a set. Every point is a breakpoint to insert and to explain; a plan with more is worse than the
+/// entry.
 const MAX_POINTS: usize = 8;
 
-/// A set of points with what it costs. The order is that of preference: the derived one of the fields.
+/// A set of points with its cost. The derived order of the fields is the order of preference.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Set {
-    /// Points with a return probe that frees pass as well, in vain.
+    /// The number of points with a return probe that frees pass as well, for nothing.
     wasted_returns: usize,
     /// How many points there are.
     count: usize,
@@ -32,7 +33,7 @@ impl Set {
     }
 }
 
-/// Which events pass a point.
+/// Which calls pass a point.
 pub(super) fn kind(state: &ArgumentState) -> EventKind {
     if state.is_zero(Argument::NewSize) {
         EventKind::Free
@@ -49,18 +50,18 @@ pub(super) fn kind(state: &ArgumentState) -> EventKind {
 
 /// The best set of emulated points; `None` if there is none.
 pub(super) fn choose(code: &[u8], flow: &Flow, need: Need) -> Option<Vec<usize>> {
-    // The sets that cover all ways from an instruction on, instructions after it first.
+    // The sets that cover all paths from an instruction on; later instructions come first.
     let mut sets: BTreeMap<usize, Vec<Set>> = BTreeMap::new();
     for offset in postorder(flow) {
         let Some(node) = flow.node(offset) else { continue };
-        // A jump back finds nothing yet: the ways through a loop are covered before it or after it.
+        // A jump back finds nothing yet: points before or after a loop cover the paths through it.
         let mut successors = node.successors().filter(|&next| flow.is_reached(next));
         let nothing = || vec![Set::new(flow, Vec::new())];
         let of = |next: usize| sets.get(&next).cloned().unwrap_or_else(nothing);
         let mut mine = match (successors.next(), successors.next()) {
             (Some(first), Some(second)) => unions(flow, &of(first), &of(second)),
             (Some(only), None) => of(only),
-            // An exit, with nothing on the way to it yet.
+            // An exit: no points lie on the path to it yet.
             _ => Vec::new(),
         };
         if is_candidate(code, offset, node, need) {
@@ -71,11 +72,11 @@ pub(super) fn choose(code: &[u8], flow: &Flow, need: Need) -> Option<Vec<usize>>
         mine.truncate(MAX_SETS);
         sets.insert(offset, mine);
     }
-    // The sets are only proposals: whether one is right is checked on the whole graph.
+    // The sets are only proposals: the whole graph decides whether one is right.
     sets.remove(&0)?.into_iter().map(|set| set.points).find(|points| flow.passes_once(points))
 }
 
-/// Whether a probe at an instruction is cheap and sees everything that an event is made of.
+/// Whether a probe at an instruction is cheap and sees all arguments of an event.
 fn is_candidate(code: &[u8], offset: usize, node: &FlowNode, need: Need) -> bool {
     let Some(state) = &node.state else { return false };
     let bytes = code.get(offset..offset + node.instruction.size());
@@ -86,7 +87,7 @@ fn is_candidate(code: &[u8], offset: usize, node: &FlowNode, need: Need) -> bool
         && needed.map(|argument| state.location(argument)).all(|location| location != ArgumentLocation::Lost)
 }
 
-/// Every set of the one side with every set of the other.
+/// Joins every set of one side with every set of the other.
 fn unions(flow: &Flow, left: &[Set], right: &[Set]) -> Vec<Set> {
     let pairs = left.iter().flat_map(|left| right.iter().map(move |right| (left, right)));
     let union = |(left, right): (&Set, &Set)| {
@@ -98,7 +99,7 @@ fn unions(flow: &Flow, left: &[Set], right: &[Set]) -> Vec<Set> {
     pairs.filter_map(union).collect()
 }
 
-/// All instructions that control reaches, each after those that it leads to, loops aside.
+/// All instructions that control reaches, each after its successors, except in loops.
 fn postorder(flow: &Flow) -> Vec<usize> {
     let mut order = Vec::new();
     let mut seen = BTreeSet::new();

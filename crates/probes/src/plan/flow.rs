@@ -1,17 +1,17 @@
-//! The paths of control through a function.
+//! The control flow of a function.
 
 use std::collections::BTreeMap;
 
 use super::arguments::ArgumentState;
 use crate::arch::{Control, MachineInstruction};
 
-/// Why the ways through a function are not clear. Then only its first instruction is certain to be passed.
+/// Why the paths through a function are not clear. Then only its first instruction is certain to be passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unclear {
     /// An instruction cannot be decoded.
     #[error("the bytes at +{0:#x} are no instruction")]
     Undecodable(usize),
-    /// Control leaves the bytes that are known, other than by a jump.
+    /// Control runs past the known bytes other than by a jump.
     #[error("its code goes on after +{0:#x}, where it is not known")]
     Endless(usize),
     /// A jump whose target is computed.
@@ -23,7 +23,7 @@ pub enum Unclear {
     /// A jump or call into the middle of an instruction, or a call into the function's own middle.
     #[error("the instruction at +{0:#x} leads into the middle of the code in an unusual way")]
     IntoMiddle(usize),
-    /// An instruction that changes the flow of control in a way that is not followed.
+    /// An instruction that changes the control flow in a way that the analysis does not follow.
     #[error("the instruction at +{0:#x} may continue anywhere")]
     Unusual(usize),
 }
@@ -49,7 +49,7 @@ pub enum Next {
 pub struct FlowNode {
     /// The instruction, decoded.
     pub instruction: MachineInstruction,
-    /// What is known right before it; `None` if control never comes here.
+    /// What is known right before the instruction; `None` if control never gets here.
     pub state: Option<ArgumentState>,
     /// Where control goes from here.
     pub next: Next,
@@ -74,10 +74,10 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Follows all ways through the function whose bytes are `code`, from its first byte on.
+    /// Follows all paths through the function whose bytes are `code`, starting at its first byte.
     ///
     /// # Errors
-    /// [`Unclear`] if some way cannot be followed.
+    /// [`Unclear`] if some path cannot be followed.
     pub fn of(code: &[u8]) -> Result<Self, Unclear> {
         let mut nodes = BTreeMap::new();
         let mut todo = vec![0];
@@ -112,9 +112,9 @@ impl Flow {
         self.nodes.get(&offset)
     }
 
-    /// Whether every way from the entry to an exit passes exactly one of `points`, and that one once.
+    /// Whether every path from the entry to an exit passes exactly one of `points`, and passes it once.
     pub fn passes_once(&self, points: &[usize]) -> bool {
-        // For each instruction, how many points may have been passed before it: bit 0 none, bit 1 one.
+        // For each instruction, how many points a path may have passed before it: bit 0 means none, bit 1 means one.
         const NONE: u8 = 1;
         const ONE: u8 = 2;
         let mut passed: BTreeMap<usize, u8> = BTreeMap::from([(0, NONE)]);
@@ -142,15 +142,15 @@ impl Flow {
         true
     }
 
-    /// Whether control can come to an instruction, with what the branches before it have shown.
+    /// Whether control can reach an instruction, given what the branches before it have shown.
     pub fn is_reached(&self, offset: usize) -> bool {
         self.nodes.get(&offset).is_some_and(|node| node.state.is_some())
     }
 
-    /// Fills in what is known before each instruction: the least that holds on every way there.
+    /// Fills in what is known before each instruction: what holds on every path to it.
     fn follow_arguments(&mut self) {
         let mut todo = vec![(0, ArgumentState::entry())];
-        // Ends: each time an instruction is visited again, less is known before it.
+        // This ends: each further visit to an instruction leaves less knowledge before it.
         while let Some((offset, state)) = todo.pop() {
             let Some(node) = self.nodes.get_mut(&offset) else { continue };
             let joined = node.state.as_ref().map_or_else(|| state.clone(), |known| known.join(&state));
@@ -171,8 +171,8 @@ impl Flow {
         }
     }
 
-    /// A jump that leaves the function is a tail call only if the stack is as at the entry. Anything else is a
-    /// part of the function that the compiler has moved elsewhere.
+    /// A jump that leaves the function is a tail call only if the stack is as it was at the entry. Any other such jump
+    /// goes to a part of the function that the compiler has moved elsewhere.
     fn check_tail_calls(&self) -> Result<(), Unclear> {
         let leaves = |node: &FlowNode| {
             let control = node.instruction.control();
@@ -192,7 +192,7 @@ fn decode(code: &[u8], offset: usize) -> Result<FlowNode, Unclear> {
     let following = offset + instruction.size();
     let inside = |target: u64| usize::try_from(target).ok().filter(|&target| target < code.len());
     let next = match instruction.control() {
-        // At the end of the function, compilers place calls that never come back (`abort`).
+        // Compilers place calls that never return (`abort`) at the end of a function.
         Control::Call(_) if following >= code.len() => Next::Exit,
         Control::Call(target) if target.and_then(inside).is_some_and(|target| target != 0) => {
             return Err(Unclear::IntoMiddle(offset));

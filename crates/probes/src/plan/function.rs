@@ -1,4 +1,4 @@
-//! The code of a VM's allocator: its file, its place in it, and its bytes.
+//! The code of a VM's allocator: its file, its offset there, and its bytes.
 
 use std::fs::File;
 use std::io;
@@ -12,10 +12,10 @@ use lj_trace_process::{Maps, Process};
 
 use crate::arch::{Control, MachineInstruction};
 
-/// Why an allocator cannot be probed. Each message names the cause and the way on.
+/// Why an allocator cannot be probed. Each message names the cause and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum FunctionError {
-    /// No executable memory is there.
+    /// The address is not in executable memory.
     #[error(
         "the VM's allocator {address:#x} is not in executable memory: the VM is being created or closed, so try again"
     )]
@@ -23,7 +23,7 @@ pub enum FunctionError {
         /// The allocator.
         address: u64,
     },
-    /// Its code was generated or copied at run time.
+    /// The code was generated or copied at run time.
     #[error(
         "the VM's allocator {address:#x} lies in anonymous memory ({}), made by a JIT compiler or copied there: the \
          kernel can probe only code that is mapped from a file, so allocations of this program cannot be recorded \
@@ -35,7 +35,7 @@ pub enum FunctionError {
         /// What `/proc/PID/maps` calls the memory.
         mapping: String,
     },
-    /// Its file cannot be opened or read.
+    /// The file with the code cannot be opened or read.
     #[error(
         "cannot open {path}, which has the VM's allocator: {source} (run as root; if the file was deleted or replaced \
          since the program was started, restart the program)"
@@ -46,7 +46,7 @@ pub enum FunctionError {
         /// Why not.
         source: io::Error,
     },
-    /// The code in memory is another than that in the file.
+    /// The code in memory differs from the code in the file.
     #[error(
         "the VM's allocator {address:#x} was changed at run time: its code differs from {path} at +{offset:#x}. Another \
          tool has hooked it, and a probe would break that; stop that tool, or start the program without it"
@@ -56,7 +56,7 @@ pub enum FunctionError {
         address: u64,
         /// Its file.
         path: String,
-        /// The first byte that differs, from the allocator's first.
+        /// The offset of the first byte that differs, from the allocator's start.
         offset: usize,
     },
 }
@@ -66,25 +66,25 @@ pub enum FunctionError {
 pub struct AllocatorFunction {
     /// The address of its first byte in the target.
     pub address: u64,
-    /// The very file that is mapped there.
+    /// The file that is mapped there, whatever its path names by now.
     pub file: File,
-    /// The file's path, as `/proc/PID/maps` shows it: for people.
+    /// The file's path, as `/proc/PID/maps` shows it, for messages.
     pub path: String,
-    /// Where its first byte is in the file.
+    /// The offset of the function's first byte in the file.
     pub file_offset: u64,
-    /// Its bytes, as the file has them: without the breakpoints of other tools. Cut short, if it is not known
-    /// where the function ends.
+    /// The function's bytes, as the file has them: without the breakpoints of other tools. Cut short if the end of the
+    /// function is unknown.
     pub code: Vec<u8>,
 }
 
-/// No allocator's own function is longer; of a longer one, the beginning is taken.
+/// How many bytes to read at most. No allocator function is longer; of a longer one this is the beginning.
 const MAX_LENGTH: u64 = 4096;
 
 impl AllocatorFunction {
     /// Finds the allocator `address` (`g->allocf`) of a VM. `maps` are the mappings of `process` at this moment.
     ///
     /// # Errors
-    /// [`FunctionError`] if no file has its code, or the file cannot be read, or differs.
+    /// [`FunctionError`] if no file has the code, the file cannot be read, or the code in memory differs from the file.
     pub fn find(process: &Process, maps: &Maps, address: u64) -> Result<Self, FunctionError> {
         let mapping = maps.find(address).filter(|mapping| mapping.exec).ok_or(FunctionError::NoCode { address })?;
         if !mapping.is_file() {
@@ -104,7 +104,7 @@ impl AllocatorFunction {
         if described.is_none() {
             code.truncate(guess_length(&code));
         }
-        // Memory that cannot be read at all (it has just been unmapped) shows nothing that could differ.
+        // Memory that cannot be read (it has just been unmapped) cannot show a difference.
         if let Ok(memory) = process.memory().read_bytes(address, code.len())
             && let Some(offset) = first_difference(&code, &memory)
         {
@@ -113,7 +113,8 @@ impl AllocatorFunction {
         Ok(Self { address, file, path, file_offset, code })
     }
 
-    /// A path that names the file whatever happened to its name; good as long as `self` lives, in this process.
+    /// A path that leads to the file whatever happened to its name. It is valid in this process as long as `self`
+    /// lives.
     pub fn probe_path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.file.as_raw_fd()).into()
     }
@@ -132,8 +133,8 @@ fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> 
     Ok(done)
 }
 
-/// Where a function without unwind information ends: after the first return or jump backward out of it that no
-/// conditional jump leads beyond. If that is not clear, only its first instruction is sure to belong to it.
+/// Where a function without unwind information ends: after the first return, or the first jump to before its start,
+/// that no conditional jump skips. If that is not clear, only its first instruction is sure to belong to it.
 fn guess_length(code: &[u8]) -> usize {
     let (mut at, mut furthest, mut first) = (0, 0, None);
     while let Some(instruction) = MachineInstruction::decode(&code[at as usize..], at) {
@@ -149,7 +150,7 @@ fn guess_length(code: &[u8]) -> usize {
                 false
             }
             Control::Jump(target) if target <= furthest.max(at) => false,
-            // A jump forward: into the function's rest, or to another function?
+            // A jump forward may lead to the rest of the function or to another function.
             Control::Jump(_) | Control::Branch(_) | Control::TableJump | Control::ComputedJump => break,
             Control::Next | Control::Call(_) | Control::Nowhere | Control::Unusual => false,
         };
@@ -161,7 +162,7 @@ fn guess_length(code: &[u8]) -> usize {
     first.unwrap_or(0)
 }
 
-/// Where memory differs from the file, breakpoints aside.
+/// The first offset where memory differs from the file, ignoring breakpoints.
 fn first_difference(file: &[u8], memory: &[u8]) -> Option<usize> {
     let size = BREAKPOINT.len();
     let changed = |(file, memory): (&[u8], &[u8])| file != memory && *memory != BREAKPOINT;

@@ -1,10 +1,10 @@
 //! Plans where the probes on a VM's allocator go, so that they are cheap and see every event exactly once.
 //!
-//! The kernel single-steps most probed instructions, which makes a probe some ten times dearer than on one of
-//! the few that it emulates ([`is_emulated`]). [`plan()`] disassembles the allocator, follows all ways through it
-//! (`flow`) and where its arguments are on them (`arguments`), and chooses emulated instructions of which
-//! every call passes exactly one (`choose`). What it cannot prove it does not use: then the probe goes to the
-//! function's first instruction. [`function`] finds the allocator's code in a process.
+//! The kernel single-steps most probed instructions, which makes such a probe some ten times as expensive as a probe on
+//! one of the few instructions that the kernel emulates ([`is_emulated`]). [`plan()`] disassembles the allocator,
+//! follows all paths through it (`flow`), tracks where its arguments are (`arguments`), and chooses emulated
+//! instructions such that every call passes exactly one of them (`choose`). It uses only what it can prove; otherwise
+//! the probe goes to the function's first instruction. [`function`] finds the allocator's code in a process.
 
 mod arguments;
 mod choose;
@@ -30,8 +30,8 @@ use crate::arch::MachineInstruction;
 pub enum Need {
     /// All four: `ud` tells which VM an event belongs to.
     All,
-    /// All but `ud`. Right where `ud` cannot tell VMs apart anyway, as with `LUAJIT_USE_SYSMALLOC` and most
-    /// allocators of hosts, to which it is NULL. Compilers overwrite its register early in those.
+    /// All but `ud`. This is right where `ud` cannot tell VMs apart anyway, as with `LUAJIT_USE_SYSMALLOC` and with
+    /// most allocators of hosts, whose `ud` is NULL. In those, compilers overwrite its register early.
     AllButUserData,
 }
 
@@ -45,9 +45,9 @@ impl Need {
 /// Which calls of the allocator pass a probe point, as `lua_Alloc` defines them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// All.
+    /// All calls.
     Any,
-    /// Those that want memory: `nsize` is not 0.
+    /// Calls that ask for memory: `nsize` is not 0.
     AllocOrRealloc,
     /// New blocks: `nsize` is not 0, `ptr` is NULL.
     Alloc,
@@ -74,15 +74,16 @@ impl fmt::Display for EventKind {
 pub struct ProbePoint {
     /// Its offset from the function's first byte.
     pub offset: u64,
-    /// The instruction, as the file has it.
+    /// The instruction's bytes, as the file has them.
     pub bytes: Vec<u8>,
-    /// Whether the kernel emulates it. Otherwise it single-steps it.
+    /// Whether the kernel emulates the instruction. Otherwise it single-steps it.
     pub emulated: bool,
-    /// Where each argument is right before it, indexed by [`Argument`].
+    /// Where each argument is right before the instruction, indexed by [`Argument`].
     pub arguments: [ArgumentLocation; Argument::COUNT],
-    /// Which calls pass it.
+    /// Which calls pass the instruction.
     pub kind: EventKind,
-    /// Whether a return probe is to be put here too, for the result. Then the return address is where it was at the entry.
+    /// Whether this point also needs a return probe, for the result. The return address is then where it was at the
+    /// entry.
     pub return_probe: bool,
 }
 
@@ -123,14 +124,15 @@ impl fmt::Display for ProbePoint {
     }
 }
 
-/// Why a plan is as it is.
+/// Why a plan has the points that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// Every call passes exactly one of the points, all of them on emulated instructions.
     Proven,
-    /// The ways through the function are not clear.
+    /// The paths through the function are not clear.
     Unclear(Unclear),
-    /// No emulated instructions are passed exactly once while all that is needed is still in place.
+    /// There are no emulated instructions that every call passes exactly once while all needed arguments can still be
+    /// read.
     NoPoints {
         /// Whether there are such instructions if `ud` need not be readable ([`Need::AllButUserData`]).
         for_want_of_user_data: bool,
@@ -162,7 +164,7 @@ pub struct ProbePlan {
     pub start: u64,
     /// The points, by offset.
     pub points: Vec<ProbePoint>,
-    /// Why they are these.
+    /// Why the plan has these points.
     pub reason: Reason,
 }
 
@@ -175,8 +177,8 @@ impl fmt::Display for ProbePlan {
 
 /// Plans the probes for an allocator (`lua_Alloc`) that has the bytes `code` at `start`.
 ///
-/// `code` must be the whole function and nothing else: a point in another function would see its other callers,
-/// too. If it is cut short, the plan is the function's entry. Where both are possible, a plan with
+/// `code` must be the whole function and nothing else: a point in another function would also see the other callers of
+/// that function. If `code` is cut short, the plan is the function's entry. Where both are possible, a plan with
 /// [`Need::All`] is as cheap as one without `ud`, so try that first.
 pub fn plan(code: &[u8], start: u64, need: Need) -> ProbePlan {
     let (points, reason) = match Flow::of(code) {
@@ -205,7 +207,7 @@ impl ProbePlan {
 }
 
 impl ArgumentLocation {
-    /// The register, if it is in one.
+    /// The register, if the argument is in one.
     pub fn register(self) -> Option<Register> {
         match self {
             Self::Register(register) => Some(register),

@@ -1,4 +1,4 @@
-//! Plans for the allocators of real builds, from their real bytes.
+//! Plans for the allocators of real builds, from their actual bytes.
 //!
 //! LuaJIT's sources: [`mem_alloc`], [`lj_alloc_f`].
 //!
@@ -280,8 +280,8 @@ fn points(code: &[u8], need: Need) -> Vec<String> {
 
 #[test]
 fn the_allocator_of_luajit_itself() {
-    // Not the jump to lj_alloc_realloc: osize is overwritten before it. Not the first je: frees would pass its
-    // return probe in vain.
+    // Not the jump to lj_alloc_realloc: osize is overwritten before it. Not the first je: frees would pass its return
+    // probe for nothing.
     let expected = [
         "+0x8 je (emulated): allocations and reallocations, \
          ud in rdi, ptr in rsi, osize in rdx, nsize in rcx, with a return probe",
@@ -355,13 +355,13 @@ fn the_entry_where_nothing_better_is_proven() {
         assert_eq!(point.arguments, Argument::ALL.map(|argument| ArgumentLocation::Register(argument.register())));
         plan
     };
-    // gcc -O1 makes room on the stack at once: from there on no return probe is possible.
+    // gcc -O1 reserves stack space at once: after that, no return probe is possible.
     let moved = entry(HOST_GCC_O1_CET, Need::AllButUserData);
     assert_eq!(moved.reason, Reason::NoPoints { for_want_of_user_data: false });
     assert_eq!(moved.points[0].bytes, [0xf3, 0x0f, 0x1e, 0xfa]);
     assert!(!moved.is_cheap());
     assert!(moved.to_string().contains("+0x0 endbr64 (single-stepped): all calls, ud in rdi"), "{moved}");
-    // The entry itself may be cheap, though what follows is not clear: push rbx; jmp rax.
+    // The entry itself may be cheap even if what follows is not clear: push rbx; jmp rax.
     let computed = entry(&[0x53, 0xff, 0xe0], Need::All);
     assert_eq!(computed.reason, Reason::Unclear(Unclear::ComputedJump(1)));
     assert!(computed.is_cheap());

@@ -1,4 +1,4 @@
-//! What the stacks of a CPU profile say, counted once for all who ask.
+//! Figures from the stacks of a CPU profile, counted once for all who need them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,42 +13,42 @@ use crate::{CpuProfile, Frame};
 pub struct CpuFacts {
     /// All samples.
     pub samples: u64,
-    /// Those whose stacks have no Lua function.
+    /// Samples whose stacks have no Lua function.
     pub outside: u64,
-    /// Those of [`outside`](Self::outside) that were in the kernel.
+    /// Samples of [`outside`](Self::outside) that were in the kernel.
     pub outside_in_kernel: u64,
-    /// Those of stacks that are too rare to be kept: their innermost frames are not known.
+    /// Samples of stacks that were too rare to keep: their innermost frames are unknown.
     pub rare: u64,
-    /// Those that were in the kernel, whoever called it.
+    /// Samples in the kernel, whoever called it.
     pub in_kernel: u64,
-    /// By what the VM was doing; what is outside of Lua is not among them, but for a VM at work for itself.
+    /// Samples by VM state. Samples outside Lua do not count here, except for a VM that works for itself.
     pub states: [u64; VmState::ALL.len()],
-    /// The Lua functions, the hottest first.
+    /// The Lua functions, hottest first.
     pub functions: Vec<FunctionFacts>,
-    /// The lines of all samples, the hottest first.
+    /// The lines of all samples, hottest first.
     pub lines: Vec<(LinePlace, u64)>,
-    /// The samples by the requests that they served, the most first; empty if no request is known.
+    /// The samples by the request that they served, most first; empty if no request is known.
     pub requests: Vec<(Option<RequestLabels>, u64)>,
-    /// Those of threads that were off the CPU, by what they waited for, the longest first.
+    /// Samples of threads that were off the CPU, by what they waited for, longest first.
     pub waits: Vec<(String, u64)>,
-    /// What the samples belong to, where they are of several processes or VMs, and its own facts.
+    /// The processes or VMs that the samples belong to, if there are several, each with its own facts.
     pub parts: Vec<(String, CpuFacts)>,
 }
 
 /// A Lua function.
 #[derive(Clone, Debug, Default)]
 pub struct FunctionFacts {
-    /// Its name, without a mark that it was compiled.
+    /// Its name, without the mark for compiled code.
     pub name: String,
     /// Samples in it, or in C code that it called.
     pub own: u64,
     /// Samples that have it anywhere in their stacks.
     pub total: u64,
-    /// Its own samples by the line that it was at, where that is known.
+    /// Its own samples by line, if the line is known.
     pub lines: HashMap<Option<u32>, u64>,
-    /// Its own samples by the nearest Lua function that called it and has another name.
+    /// Its own samples by caller: the nearest Lua function above it that has another name.
     pub callers: HashMap<String, u64>,
-    /// Its own samples by what they were spent on, and the line.
+    /// Its own samples by what they were spent on, and by line.
     pub spent: HashMap<(SpentOn, Option<u32>), u64>,
 }
 
@@ -62,16 +62,16 @@ pub enum LinePlace {
         /// The line.
         line: u32,
     },
-    /// In this Lua function, at a line that is not known.
+    /// In this Lua function, at an unknown line.
     Function(String),
     /// Not in Lua.
     Outside,
-    /// In a stack that is too rare to be kept.
+    /// In a stack that was too rare to keep.
     Rare,
 }
 
 impl CpuFacts {
-    /// Those of a whole profile, and of its parts if it has several.
+    /// The facts of a whole profile, and of its parts if it has several.
     pub fn of(profile: &CpuProfile) -> Self {
         let mut parts: Vec<(Option<FrameId>, FactsCounter<'_>)> = Vec::new();
         let (names, shown) = (LuaNames::of(profile), profile.shown().index);
@@ -105,7 +105,7 @@ impl CpuFacts {
         }
     }
 
-    /// The hottest Lua function of a profile, and its samples: all that a progress line needs, and cheap.
+    /// The hottest Lua function of a profile, and its samples. It is cheap, and a progress line needs no more.
     pub fn hottest(profile: &CpuProfile) -> Option<(String, u64)> {
         let mut functions: HashMap<FrameId, u64> = HashMap::new();
         for (stack, count) in profile.stacks() {
@@ -116,7 +116,7 @@ impl CpuFacts {
                 *functions.entry(*id).or_default() += count;
             }
         }
-        // The frames of one function differ by their lines.
+        // Frames of one function differ by their lines.
         let mut names: HashMap<String, u64> = HashMap::new();
         for (id, count) in functions {
             *names.entry(profile.frame(id).map(plain_name).unwrap_or_default()).or_default() += count;
@@ -153,7 +153,7 @@ impl CpuFacts {
     }
 }
 
-/// Requests, the most samples first; nothing if none is known.
+/// The requests, most samples first; empty if no request is known.
 fn sorted(requests: HashMap<Option<&RequestLabels>, u64>) -> Vec<(Option<RequestLabels>, u64)> {
     if requests.keys().all(Option::is_none) {
         return Vec::new();
@@ -185,23 +185,23 @@ impl FunctionFacts {
         other.spent.iter().for_each(|(spent, count)| *self.spent.entry(spent.clone()).or_default() += count);
     }
 
-    /// The line with most of its own samples, if any is known.
+    /// The line with most of the function's own samples, if any line is known.
     pub fn hottest_line(&self) -> Option<(u32, u64)> {
         let known = self.lines.iter().filter_map(|(line, count)| Some(((*line)?, *count)));
         known.max_by_key(|(line, count)| (*count, std::cmp::Reverse(*line)))
     }
 
-    /// Who called it most often, if any Lua function did.
+    /// The Lua function that called it most often, if any did.
     pub fn main_caller(&self) -> Option<(&str, u64)> {
         let callers = self.callers.iter().map(|(name, count)| (name.as_str(), *count));
         callers.max_by_key(|(name, count)| (*count, std::cmp::Reverse(*name)))
     }
 }
 
-/// What is the same for all samples of a profile: the names of its Lua functions, each of which may have many frames.
+/// What all samples of a profile share: the names of its Lua functions. One function may have many frames.
 struct LuaNames<'a> {
     profile: &'a CpuProfile,
-    /// By the number of the frame: that of the name, if it is a Lua function's.
+    /// For each frame number, the number of the name, if the frame is a Lua function's.
     of_frames: Vec<Option<usize>>,
     names: Vec<String>,
 }
@@ -235,13 +235,13 @@ fn plain_name(frame: &Frame) -> String {
     name.strip_suffix("_[j]").map_or_else(|| name.clone(), str::to_owned)
 }
 
-/// The facts of one part, while they are counted.
+/// The facts of one part while they are being counted.
 struct FactsCounter<'a> {
     names: &'a LuaNames<'a>,
     facts: CpuFacts,
     functions: HashMap<usize, FunctionFacts>,
     lines: HashMap<LinePlace, u64>,
-    /// By the numbers of names, which are cheaper than these.
+    /// Keyed by the numbers of names, because strings would be expensive.
     callers: HashMap<(usize, usize), u64>,
     seen: HashSet<usize>,
 }
@@ -256,7 +256,7 @@ impl<'a> FactsCounter<'a> {
         let Self { names, facts, functions, lines, callers, seen } = self;
         let frame = |id: &FrameId| names.profile.frame(*id);
         facts.samples += count;
-        // It is the innermost one of all frames.
+        // The reason of a wait is the innermost frame.
         if let Some(cause) = stack.last().and_then(|id| frame(id)?.waits_for()) {
             add_wait(&mut facts.waits, cause, count);
         }

@@ -1,8 +1,8 @@
 //! The sentence that names what the CPU time goes into.
 //!
-//! Each rule claims what the samples show, and no cause beyond it: that the garbage collector runs at a line, not that the
-//! line makes the garbage. A function is said to have the most only if [`leads`] says so; "mostly" is more than half by
-//! the same test.
+//! Each rule claims only what the samples show, and no cause beyond it: that the garbage collector runs at a line, not
+//! that the line makes the garbage. The sentence says that a function has the most only if [`leads`] confirms it;
+//! "mostly" means more than half, by the same test.
 
 use std::collections::HashMap;
 
@@ -11,47 +11,47 @@ use crate::chance::{largest_error, leads};
 use lj_trace_streams::VmState;
 use lj_trace_text::Room;
 
-/// What is known of a recording besides its samples.
+/// What is known of a recording apart from its samples.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CpuUse {
-    /// CPU time that the processes have used, in seconds, if that is known.
+    /// CPU time of the processes, in seconds, if known.
     pub used: Option<f64>,
-    /// For how many seconds their threads were ready to run and had no CPU, if that is known.
+    /// For how many seconds their threads were ready to run but had no CPU, if known.
     pub queued: Option<f64>,
-    /// For how many seconds they were recorded.
+    /// The length of the recording, in seconds.
     pub seconds: f64,
     /// Samples a second of CPU time.
     pub rate: u32,
-    /// As how many a sample counts at most, where fewer were taken than was asked for.
+    /// The largest weight of a sample, where fewer samples were taken than requested.
     pub weight: u32,
-    /// How many processes there are.
+    /// The number of processes.
     pub processes: usize,
-    /// The process, if there is one.
+    /// The process, if there is only one.
     pub pid: Option<u32>,
-    /// Where looks at its VMs have found it most often.
+    /// Where looks at its VMs found them most often.
     pub seen: Option<SeenAt>,
-    /// How much room lines have, if that is limited.
+    /// The width of lines, if limited.
     pub room: Option<Room>,
 }
 
-/// Where a VM was at most of the moments at which somebody looked, whether it ran or waited.
+/// Where a VM was at most of the looks at it, whether it ran or waited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenAt {
-    /// The Lua function and line, as `work@a.lua:3, line 5`; [`None`] if its host did not call it.
+    /// The Lua function and line, as `work@a.lua:3, line 5`; [`None`] if the host had not called into Lua.
     pub place: Option<String>,
-    /// Looks that found it there.
+    /// The number of looks that found it there.
     pub hits: u64,
     /// All looks.
     pub looks: u64,
 }
 
 impl CpuUse {
-    /// So many samples, as if they were independent.
+    /// This many samples, reduced to the number of independent samples that they are worth.
     fn independent(&self, samples: u64) -> u64 {
         samples / u64::from(self.weight.max(1))
     }
 
-    /// A name, cut to half a line if there is little room.
+    /// A name, shortened to half a line if space is limited.
     fn name(&self, name: &str) -> String {
         match self.room {
             Some(Room::Columns(columns)) => Room::Columns(columns / 2).label(name),
@@ -68,31 +68,32 @@ impl CpuUse {
         self.leads(part, all.saturating_sub(part), 1)
     }
 
-    /// The CPU time as a part of one CPU.
+    /// The CPU time as a fraction of one CPU.
     pub(super) fn load(&self, samples: u64) -> Option<f64> {
         let sampled = samples as f64 / f64::from(self.rate.max(1));
         (self.seconds > 0.0).then(|| self.used.unwrap_or(sampled) / self.seconds)
     }
 }
 
-/// Less than this share of one CPU for each process is little.
+/// A load below this share of one CPU per process counts as idle.
 const IDLE: f64 = 0.05;
 
-/// A function with less than this share is not what the CPU time goes into.
+/// The least share of a function that the sentence names as the place where the CPU time goes.
 const DOMINANT: f64 = 0.25;
 
-/// A share of the VM's own work that is worth a sentence.
+/// The least share of the VM's own work that deserves a sentence.
 const NOTABLE: f64 = 0.2;
 
-/// With a larger error than this nothing can be told of functions that are alike.
+/// With a larger error than this, functions of similar share cannot be ranked.
 const ROUGH: f64 = 0.15;
 
-/// Which place is the culprit, in one sentence; at times with a second one, for what it does not cover.
+/// Names the place that costs the most, in one sentence; sometimes adds a second one, for what the first does not
+/// cover.
 pub fn cpu_sentence(facts: &CpuFacts, about: &CpuUse) -> String {
     in_lines(&sentences(facts, about), about.room.unwrap_or(Room::Unlimited))
 }
 
-/// A text in lines with so much room.
+/// Breaks a text into lines of this width.
 pub(super) fn in_lines(text: &str, room: Room) -> String {
     let Room::Columns(columns) = room else { return text.to_owned() };
     let mut lines = vec![String::new()];
@@ -115,7 +116,7 @@ fn sentences(facts: &CpuFacts, about: &CpuUse) -> String {
     match idle {
         Some(load) => {
             let queued = about.queued.map(|queued| queued / about.seconds);
-            // What neither runs nor is ready to for half of the time waits for most of it.
+            // A process that neither runs nor is ready for half of the time mostly waits.
             let is_starved = queued.is_some_and(|queued| load + queued >= 0.5 * about.processes.max(1) as f64);
             let of_cpu = of_one_cpu(load);
             let used = match queued {
@@ -137,7 +138,7 @@ fn sentences(facts: &CpuFacts, about: &CpuUse) -> String {
     }
 }
 
-/// The same of CPU time alone, however much it is; [`None`] if there are too few samples.
+/// The same for CPU time alone, however little it is; [`None`] if there are too few samples.
 pub fn sentence_of_one(facts: &CpuFacts, about: &CpuUse) -> Option<String> {
     let samples = facts.samples;
     let none = FunctionFacts::default();
@@ -200,7 +201,7 @@ fn of_one_cpu(load: f64) -> String {
     }
 }
 
-/// Where it was at most of the looks, if at most it was at one place.
+/// Where most looks found the VM, if most of them found it at one place.
 fn seen(about: &CpuUse) -> String {
     match &about.seen {
         Some(SeenAt { place, hits, looks }) if leads(*hits, looks.saturating_sub(*hits), 1) => match place {
@@ -249,19 +250,19 @@ fn doing(function: &FunctionFacts, about: &CpuUse) -> String {
     }
 }
 
-/// Where it is told why code is not compiled.
+/// A hint where to find out why code is not compiled.
 fn jit_hint(about: &CpuUse) -> String {
     about.pid.map_or(String::new(), |pid| format!(" (`lj-trace jit --pid {pid}` shows why)"))
 }
 
-/// The key that has most of all counts, if one has.
+/// The key with more than half of all counts, if there is one.
 fn main_of<K: Eq + std::hash::Hash>(counts: impl Iterator<Item = (K, u64)>, all: u64, about: &CpuUse) -> Option<K> {
     let mut sums: HashMap<K, u64> = HashMap::new();
     counts.for_each(|(key, count)| *sums.entry(key).or_default() += count);
     sums.into_iter().find(|(_, count)| about.is_most(*count, all)).map(|(key, _)| key)
 }
 
-/// What the VM does for itself in much of the time, unless the sentence on a function has told it.
+/// What the VM does for itself for much of the time, unless the sentence about a function has said it.
 fn also(facts: &CpuFacts, about: &CpuUse, told: Option<&FunctionFacts>) -> String {
     let of = |states: &[VmState]| states.iter().map(|&state| facts.states[state as usize]).sum::<u64>();
     let spent = |kind: SpentOn| {
@@ -270,7 +271,7 @@ fn also(facts: &CpuFacts, about: &CpuUse, told: Option<&FunctionFacts>) -> Strin
         });
         told.is_some_and(|told| about.is_most(of_function, told.own))
     };
-    // Not by chance either: the standard error of a count is its root.
+    // This must not be chance either: the standard error of a count is its square root.
     let is_notable = |count: u64| {
         let least = about.independent(count) as f64;
         least - 2.0 * least.sqrt() >= NOTABLE * about.independent(facts.samples) as f64 / 2.0
@@ -326,7 +327,7 @@ mod tests {
         }
     }
 
-    /// What is said of so many samples of each kind: a state, and frames below a main chunk.
+    /// The sentence for this many samples of each kind: a state, and frames below a main chunk.
     fn said(about: &CpuUse, samples: &[(usize, VmState, &[Frame])]) -> String {
         let mut profile = CpuProfile::new("");
         for (count, state, frames) in samples {
@@ -388,7 +389,7 @@ mod tests {
             flat.starts_with("No Lua function has more than 5.8% of the CPU time: `f19@shop.lua:20` has that."),
             "{flat}"
         );
-        // Each sample counts as 50, so that these are six.
+        // Each sample counts as 50, so these are worth six.
         let rough = CpuUse { weight: 50, ..about() };
         let rough = said(&rough, &[(200, VmState::Trace, &a), (100, VmState::Trace, &b)]);
         assert!(rough.starts_with("Too few samples to tell"), "{rough}");

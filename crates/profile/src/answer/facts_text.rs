@@ -9,16 +9,16 @@ use lj_trace_text::{Room, counted};
 use super::{CpuFacts, CpuUse, FunctionFacts, LinePlace, requests_text};
 use crate::chance::largest_error;
 
-/// How many functions, and how many lines.
+/// How many functions, and how many lines, are listed.
 const TOP: usize = 5;
 
-/// How many processes or VMs.
+/// How many processes or VMs are listed.
 const PARTS: usize = 20;
 
-/// A function is not cut to less than this, even if its row is then longer than others.
+/// A function's name is never cut to less than this, even if its row becomes longer than others.
 const LEAST_NAME: usize = 30;
 
-/// The hottest functions and lines, and what the VM was doing. All shares are of all samples.
+/// The hottest functions and lines, and the VM states. All shares are shares of all samples.
 pub fn facts_text(facts: &CpuFacts, room: Room) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
@@ -61,7 +61,7 @@ fn write(facts: &CpuFacts, room: Room, out: &mut String) -> std::fmt::Result {
     writeln!(out, "VM          {}", vm_line(facts))
 }
 
-/// How many there are that are not shown, and what they have together.
+/// How many entries are not shown, and their sum.
 fn rest(counts: impl Iterator<Item = u64>) -> (u64, u64) {
     counts.skip(TOP).filter(|count| *count > 0).fold((0, 0), |(number, sum), count| (number + 1, sum + count))
 }
@@ -70,7 +70,7 @@ fn share(count: u64, samples: u64) -> String {
     format!("{:.1}%", count as f64 * 100.0 / samples.max(1) as f64)
 }
 
-/// What a process or a VM among several does: its hottest function, of its own samples.
+/// The hottest function of one process or VM among several, as a share of its own samples.
 pub fn function_share(facts: &CpuFacts) -> String {
     let samples = counted(facts.samples, "sample");
     match facts.functions.first().filter(|function| function.own > 0) {
@@ -79,7 +79,7 @@ pub fn function_share(facts: &CpuFacts) -> String {
     }
 }
 
-/// What the shares are of, and by how much they may be off.
+/// What the shares refer to, and by how much they may be off.
 pub fn accuracy(facts: &CpuFacts, about: &CpuUse) -> String {
     let error = largest_error(facts.samples / u64::from(about.weight.max(1))) * 100.0;
     let seconds = facts.samples as f64 / f64::from(about.rate.max(1));
@@ -99,7 +99,7 @@ const STATES: [(&str, &[VmState]); 7] = [
     ("trace exits", &[VmState::Exit]),
 ];
 
-/// What the VM was doing, the most first, and what was no VM's work.
+/// The VM states, most samples first, and the samples outside any VM.
 pub fn vm_line(facts: &CpuFacts) -> String {
     let of = |states: &[VmState]| states.iter().map(|&state| facts.states[state as usize]).sum::<u64>();
     let mut parts: Vec<_> = STATES.iter().map(|(name, states)| (*name, of(states))).collect();
@@ -114,7 +114,7 @@ pub fn vm_line(facts: &CpuFacts) -> String {
     line
 }
 
-/// The parts of facts of several processes or VMs, a line each.
+/// The parts of a profile of several processes or VMs, one line each.
 pub fn part_lines(facts: &CpuFacts) -> Vec<String> {
     let mut lines: Vec<_> =
         facts.parts.iter().take(PARTS).map(|(name, part)| format!("{name}: {}", function_share(part))).collect();

@@ -1,26 +1,26 @@
-//! The sentence that names who allocates, or who holds.
+//! The sentence that names the line that allocates or holds the most.
 
 use lj_trace_estimate::Figure;
 use lj_trace_text::{Room, bytes};
 
 use super::share_of;
 
-/// A line with less than this share is not what the memory goes into.
+/// A line with less than this share does not dominate the memory.
 const DOMINANT: f64 = 0.25;
 
-/// What is said of lines.
+/// What the sentence is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryQuestion {
-    /// Who allocates.
+    /// Which line allocates.
     Allocated,
-    /// Who allocated what is there at the end, garbage that is not collected yet included.
+    /// Which line allocated what is there at the end, including garbage that is not collected yet.
     Held,
-    /// Who allocated what will stay.
+    /// Which line allocated what will stay.
     Stays,
 }
 
-/// The line that has most of the bytes, in one sentence. `lines` are the bytes of each, the largest first, measured or
-/// estimated; [`None`] if there are none. All of them together are `all`.
+/// Names the line that has most of the bytes, in one sentence. `lines` are the bytes of each line, largest first,
+/// measured or estimated. `all` is the sum of all bytes. [`None`] if there are no lines.
 pub fn memory_sentence(question: MemoryQuestion, lines: &[(String, Figure)], all: f64, room: Room) -> Option<String> {
     let (name, first) = lines.first().filter(|(_, first)| first.value > 0.0 && all > 0.0)?;
     let what = match question {

@@ -1,7 +1,8 @@
 //! The first answer: one sentence that names what costs the most, and the few figures that support it.
 //!
-//! [`CpuFacts`] counts what the stacks of a profile say. [`cpu_sentence`] turns that into a sentence by rules, and claims
-//! no more than the number of samples supports ([`chance::leads`](crate::chance::leads)). [`facts_text`] has the figures.
+//! [`CpuFacts`] counts what the stacks of a profile show. [`cpu_sentence`] turns that into a sentence by rules, and
+//! claims no more than the number of samples supports ([`chance::leads`](crate::chance::leads)). [`facts_text`] has the
+//! figures.
 
 mod cpu_facts;
 mod cpu_sentence;
@@ -18,12 +19,12 @@ pub use memory_sentence::{MemoryQuestion, memory_sentence};
 pub use off_cpu_sentence::{OffCpuUse, off_cpu_sentence, wait_lines};
 pub use spent_on::SpentOn;
 
-/// A share for people: whole percent from ten on. It rounds nothing up to all, and nothing down to none.
+/// A share for people: whole percent from ten on. It never rounds up to 100%, nor down to 0%.
 pub fn share(part: u64, whole: u64) -> String {
     share_of(if part >= whole { 1.0 } else { part as f64 / whole as f64 })
 }
 
-/// The same of a number between 0 and 1.
+/// The same for a number between 0 and 1.
 pub fn share_of(share: f64) -> String {
     let percent = share * 100.0;
     match percent {

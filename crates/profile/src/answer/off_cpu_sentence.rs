@@ -1,4 +1,4 @@
-//! What threads wait for while they are off the CPU, in a sentence and in lines.
+//! What threads wait for while they are off the CPU: as a sentence, and as lines.
 
 use std::fmt::Write as _;
 
@@ -8,28 +8,28 @@ use super::cpu_facts::{CpuFacts, LinePlace};
 use super::cpu_sentence::in_lines;
 use super::share;
 
-/// What is known of a recording of time off the CPU besides its stacks.
+/// What is known of a recording of time off the CPU apart from its stacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OffCpuUse {
-    /// For how many seconds it was recorded.
+    /// The length of the recording, in seconds.
     pub seconds: f64,
     /// How many threads there were at the end.
     pub threads: u64,
-    /// For how many seconds all threads together were off the CPU.
+    /// The time that all threads together were off the CPU, in seconds.
     pub waited: f64,
-    /// How many threads were off the CPU during all of it.
+    /// How many threads were off the CPU the whole time.
     pub all_the_time: u64,
-    /// Whether CPU time is in the profile, too.
+    /// Whether the profile has CPU time, too.
     pub has_cpu_time: bool,
 }
 
-/// Reasons that are named in the sentence.
+/// How many reasons the sentence names.
 const REASONS: usize = 3;
 
-/// Lines of code, or reasons, that have a line.
+/// How many lines of code, or reasons, are listed.
 const LINES: usize = 8;
 
-/// What the threads waited for, and where most of it was.
+/// What the threads waited for, and where they waited most.
 pub fn off_cpu_sentence(facts: &CpuFacts, about: &OffCpuUse, room: Room) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -78,7 +78,7 @@ fn write(facts: &CpuFacts, about: &OffCpuUse, room: Room, out: &mut String) -> s
     Ok(())
 }
 
-/// Where most of the time was: one line for each line of Lua code, with what it waited for.
+/// Where threads waited most: one line of text for each line of Lua code, with what it waited for.
 pub fn wait_lines(facts: &CpuFacts, room: Room) -> Vec<String> {
     let place = |place: &LinePlace| match place {
         LinePlace::Line { chunk, line } => format!("{chunk}:{line}"),

@@ -10,13 +10,13 @@ use lj_trace_text::{Room, counted};
 use super::CpuFacts;
 use crate::model::RequestKey;
 
-/// How many locations.
+/// How many locations are listed.
 const TOP: usize = 10;
 
-/// How many phases of each.
+/// How many phases of each are listed.
 const PHASES: usize = 3;
 
-/// A location is not cut to less than this.
+/// A location is never cut to less than this.
 const LEAST_NAME: usize = 20;
 
 /// What is known of one location.
@@ -26,7 +26,7 @@ struct Location<'a> {
     phases: HashMap<&'a str, u64>,
 }
 
-/// Writes the locations that cost the most, with their phases; nothing if no request is known.
+/// Writes the locations that cost the most, with their phases; writes nothing if no request is known.
 pub fn write(facts: &CpuFacts, room: Room, out: &mut String) -> std::fmt::Result {
     if facts.requests.is_empty() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What the innermost Lua function of a sample spent it on.
+//! What the innermost Lua function of a sample was spending time on.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use lj_trace_streams::VmState;
 
 use crate::Frame;
 
-/// What a sample was spent on, as far as the innermost Lua function is concerned: itself, or what it called.
+/// What a sample was spent on, seen from the innermost Lua function: the function itself, or what it called.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SpentOn {
     /// JIT-compiled code.
@@ -15,18 +15,18 @@ pub enum SpentOn {
     Interpreter,
     /// The garbage collector.
     Gc,
-    /// The JIT compiler at work.
+    /// The JIT compiler.
     JitCompiler,
-    /// Leaving JIT-compiled code.
+    /// Exits from JIT-compiled code.
     Exits,
-    /// A function of the Lua library, or a C function, by its name where that is known.
+    /// A function of the Lua library, or a C function, by its name if known.
     Call(Option<Arc<str>>),
-    /// The kernel, and the C or library function that called it, where that is known.
+    /// The kernel, with the C or library function that called it, if known.
     Kernel(Option<Arc<str>>),
 }
 
 impl SpentOn {
-    /// That of a sample in this state, with these frames below its innermost Lua function.
+    /// For a sample in this state, with these frames below its innermost Lua function.
     pub fn of<'a>(state: VmState, below: impl Iterator<Item = &'a Frame>) -> Self {
         let (mut callee, mut is_in_kernel) = (None, false);
         for frame in below {
@@ -39,20 +39,20 @@ impl SpentOn {
             }
         }
         match state {
-            // The collector's memory comes from the kernel as well.
+            // The collector, too, gets its memory from the kernel.
             VmState::Gc => Self::Gc,
             VmState::Record | VmState::Opt | VmState::Asm => Self::JitCompiler,
             _ if is_in_kernel => Self::Kernel(callee),
-            // Compiled code calls C functions by itself.
+            // Compiled code can call C functions directly.
             VmState::Trace => callee.map_or(Self::Compiled, |callee| Self::Call(Some(callee))),
             VmState::Exit => Self::Exits,
             VmState::Ffunc | VmState::Cfunc => Self::Call(callee),
-            // What helps the interpreter is written in C, and no call of the function's.
+            // The interpreter's helpers are written in C, but the Lua function did not call them.
             VmState::Interp | VmState::Lfunc => Self::Interpreter,
         }
     }
 
-    /// The same without the name of what is called.
+    /// The same without the name of the callee.
     pub fn kind(&self) -> Self {
         match self {
             Self::Call(_) => Self::Call(None),
@@ -61,7 +61,7 @@ impl SpentOn {
         }
     }
 
-    /// What is called, where there is something, and it is known.
+    /// The name of the callee, if there is one and it is known.
     pub fn callee(&self) -> Option<&Arc<str>> {
         match self {
             Self::Call(callee) | Self::Kernel(callee) => callee.as_ref(),

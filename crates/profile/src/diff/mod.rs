@@ -1,4 +1,4 @@
-//! Two profiles against each other: what has become more, and what less.
+//! Compares two profiles: what has grown, and what has shrunk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -22,25 +22,25 @@ pub struct ProfileDiff {
     unit: Unit,
 }
 
-/// How a text may look.
+/// How a text should look.
 #[derive(Clone, Copy, Debug)]
 pub struct DiffLook {
-    /// How much room there is.
+    /// The width of the text.
     pub room: Room,
-    /// Whether what could be chance is grey. It is marked in any case.
+    /// Whether changes that may be chance are grey. They are marked in any case.
     pub colored: bool,
 }
 
 impl DiffLook {
-    /// That of a file.
+    /// The look of a file.
     pub const PLAIN: Self = Self { room: Room::Unlimited, colored: false };
 }
 
-/// One of them.
+/// One of the two profiles.
 struct Side {
     title: String,
     total: u64,
-    /// By stacks, as they read.
+    /// The weight of each folded stack.
     stacks: BTreeMap<String, u64>,
 }
 
@@ -51,7 +51,7 @@ impl Side {
         Self { title: Untrusted(&profile.title()).to_string(), total, stacks }
     }
 
-    /// What each function weighs by itself, or with all that it calls.
+    /// The weight of each function by itself, or including all that it calls.
     fn functions(&self, with_callees: bool) -> BTreeMap<&str, u64> {
         let mut functions = BTreeMap::new();
         for (stack, weight) in &self.stacks {
@@ -73,16 +73,17 @@ impl ProfileDiff {
         Self { old: Side::new(old), new: Side::new(new), unit: new.shown().unit }
     }
 
-    /// Whether a format can show differences.
+    /// Whether a format can show a difference.
     pub const fn has_format(format: Format) -> bool {
         matches!(format, Format::Text | Format::Folded | Format::Svg)
     }
 
-    /// Writes it: as text; as folded stacks with two numbers each, old and new; as a flame graph of the new profile, red
-    /// where there is more of it than there was, blue where there is less, with one of what has vanished beside it.
+    /// Writes the difference: as text; as folded stacks with two numbers each, old and new; or as a flame graph of the
+    /// new profile, red where it has grown and blue where it has shrunk, with a flame graph of what has vanished beside
+    /// it.
     ///
     /// # Errors
-    /// The output cannot take the bytes, or the format has no differences.
+    /// The output cannot take the bytes, or the format cannot show differences.
     pub fn write(&self, format: Format, look: DiffLook, mut out: impl Write) -> io::Result<()> {
         match format {
             Format::Text => self.write_text(look, &mut out)?,
@@ -95,7 +96,7 @@ impl ProfileDiff {
         out.flush()
     }
 
-    /// Why nothing can be said of the difference, if so: one of the profiles is empty. `None` if there is none.
+    /// Why there is nothing to compare, if one of the profiles is empty. `None` if there is something to compare.
     pub fn nothing(&self) -> Option<String> {
         let what = self.unit.name();
         let side = [("old", &self.old), ("new", &self.new)].into_iter().find(|(_, side)| side.total == 0);
@@ -104,12 +105,12 @@ impl ProfileDiff {
         })
     }
 
-    /// Time is compared by shares: recordings are of different lengths. Memory is what it is.
+    /// Time is compared by shares, because recordings differ in length. Memory is compared in bytes.
     fn is_by_share(&self) -> bool {
         self.unit == Unit::Samples
     }
 
-    /// Each stack, its old weight and its new one.
+    /// Each stack, with its old and its new weight.
     fn lines(&self) -> impl Iterator<Item = (&String, [u64; 2])> {
         let stacks: BTreeSet<&String> = self.old.stacks.keys().chain(self.new.stacks.keys()).collect();
         let weight = |side: &Side, stack: &String| side.stacks.get(stack).copied().unwrap_or(0);
@@ -160,7 +161,7 @@ mod tests {
         let diff = ProfileDiff::new(&cpu(&[(1, 50), (2, 30), (3, 24)]), &cpu(&[(1, 60), (2, 18)]));
         let text = written(&diff, Format::Text);
         let at = |row: &str| text.find(row).unwrap_or_else(|| panic!("no {row:?} in\n{text}"));
-        // 48% to 77% is a change, and so is 23% to none; 29% to 23% may be none.
+        // 48% to 77% is a change, and so is 23% to none; 29% to 23% may be chance.
         let certain = at("     48.08%      76.92%     +28.85%   ±6.80%    @a.lua:1\n");
         let chance = at("     28.85%      23.08%      -5.77%   ±6.49% ~  @a.lua:2\n");
         assert!(certain < chance && at(" -23.08%   ±4.31%    @a.lua:3\n") < chance, "{text}");

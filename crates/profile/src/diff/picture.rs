@@ -1,7 +1,9 @@
-//! A difference as a picture: a flame graph of the new profile, and beside it one of what is only in the old one.
+//! A difference as a picture: a flame graph of the new profile, and beside it a flame graph of what is only in the old
+//! profile.
 //!
-//! Both have the same scale. Every box of the new profile is as wide as it is there, so what has vanished would have no
-//! width at all; the second flame graph has it with its old width, on the stacks that it was on.
+//! Both have the same scale. Boxes of the new profile are as wide as their weights there, so stacks that have vanished
+//! would have no width at all. The second flame graph shows them with their old width, on top of the stacks that they
+//! were on.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -16,20 +18,20 @@ use crate::formats::picture;
 use crate::formats::picture::boxes::{self, BoxPlace, BoxStyle};
 use crate::model::Unit;
 
-/// The box below all that has vanished.
+/// The box below everything that has vanished.
 const ONLY_OLD: &str = "[only in the old profile]";
 
-/// What has vanished.
+/// The colour of stacks that have vanished.
 const VANISHED: Color = Color { r: 176, g: 130, b: 214 };
-/// The same, where it may be chance.
+/// The same, if the difference may be chance.
 const VANISHED_BY_CHANCE: Color = Color { r: 228, g: 216, b: 240 };
-/// What is still there, below what has vanished.
+/// The colour of stacks that still exist, below stacks that have vanished.
 const STILL_THERE: Color = Color { r: 230, g: 230, b: 225 };
 
-/// Exponent of the greatest sum of weights that is drawn: what [`picture::draw`] need not halve.
+/// The largest sum of weights, as a power of two, that [`picture::draw`] need not halve.
 const MAX_BITS: f64 = 51.0;
 
-/// A box of the picture: the stack that it ends, and in which of the flame graphs it is.
+/// A box of the picture: the stack that ends in it, and which of the two flame graphs it is in.
 #[derive(Clone, Copy)]
 struct Drawn<'a> {
     stack: &'a str,
@@ -39,7 +41,7 @@ struct Drawn<'a> {
 /// A stack, and the widths of its box in the old profile and in the new one.
 type Line = (String, [u64; 2]);
 
-/// What a stack weighs with all that lies on it.
+/// The weights of a stack, including all stacks on top of it.
 #[derive(Clone, Copy, Default)]
 struct Weights {
     old: u64,
@@ -48,7 +50,7 @@ struct Weights {
     vanished: u64,
 }
 
-/// By how much weights are multiplied and halved, so that shares of the one have the width of shares of the other.
+/// By how much to multiply and halve weights, so that a share of one profile is as wide as the same share of the other.
 struct Scale {
     old: u64,
     new: u64,
@@ -67,7 +69,7 @@ impl Scale {
         Self { old: for_old, new: for_new, halvings: (width.max(1.0).log2() - MAX_BITS).ceil().max(0.0) as u32 }
     }
 
-    /// The width of a weight: more than none if the weight is.
+    /// The width of a weight: at least 1 if the weight is not 0.
     fn width(&self, weight: u64, factor: u64) -> u64 {
         let width = (u128::from(weight) * u128::from(factor)) >> self.halvings;
         u64::try_from(width).unwrap_or(u64::MAX).max(u64::from(weight > 0))
@@ -78,7 +80,7 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
-/// The stack and all that it lies on, the lowest first.
+/// The stack and all stacks below it, lowest first.
 fn prefixes(stack: &str) -> impl Iterator<Item = &str> {
     stack.match_indices(';').map(|(end, _)| end).chain([stack.len()]).map(|end| &stack[..end])
 }
@@ -103,7 +105,7 @@ impl ProfileDiff {
         options.subtitle = Some(fit(&subtitle, 160));
         options.count_name = self.unit.name().to_owned();
         options.notes = "lj-trace".to_owned();
-        // The order of the lines is kept (they are taken from the last to the first).
+        // Keeps the order of the lines (they are read from the last to the first).
         options.flame_chart = true;
         let mut svg = Vec::new();
         picture::draw(&mut options, &lines, &format!("no {}", self.unit.name()), &mut svg)?;
@@ -116,7 +118,7 @@ impl ProfileDiff {
         out.write_all(boxes::change(&svg, options.frame_height, look).as_bytes())
     }
 
-    /// What each stack, and each that it lies on, weighs with all that lies on it.
+    /// The weights of each stack, and of each stack below it, including all stacks on top.
     fn weights(&self) -> HashMap<&str, Weights> {
         let mut weights: HashMap<&str, Weights> = HashMap::new();
         for (stack, &weight) in &self.new.stacks {
@@ -126,7 +128,7 @@ impl ProfileDiff {
             }
         }
         for (stack, &weight) in &self.old.stacks {
-            // Where something else lies on it by now, it has not vanished.
+            // If a new stack continues it, it has not vanished.
             let has_vanished = weights.get(stack.as_str()).is_none_or(|weights| weights.new == 0);
             for prefix in prefixes(stack) {
                 let sums = weights.entry(prefix).or_default();
@@ -139,15 +141,15 @@ impl ProfileDiff {
         weights
     }
 
-    /// The stacks of both flame graphs, and what their boxes are. Stacks whose change may be chance are as if they had not
-    /// changed, so that they have no colour.
+    /// The stacks of both flame graphs, and their boxes. Stacks whose change may be chance are drawn unchanged, so that
+    /// they get no colour.
     fn lines_to_draw<'a>(
         &'a self,
         weights: &HashMap<&str, Weights>,
         limit: f64,
     ) -> (Vec<Line>, HashMap<BoxPlace, Drawn<'a>>) {
         let mut stacks: Vec<&String> = self.old.stacks.keys().chain(self.new.stacks.keys()).collect();
-        // By their frames, so that all stacks which lie on a frame are side by side.
+        // Sort by frames, so that all stacks on top of a frame are neighbours.
         stacks.sort_unstable_by(|a, b| a.split(';').cmp(b.split(';')));
         stacks.dedup();
         let has_vanished = |stack: &str| weights.get(stack).is_none_or(|weights| weights.new == 0);
@@ -179,7 +181,7 @@ impl ProfileDiff {
         (lines, drawn)
     }
 
-    /// Whether a change of samples may be chance, at so many standard errors.
+    /// Whether a change in samples may be chance, at `limit` standard errors.
     fn is_chance(&self, old: u64, new: u64, limit: f64) -> bool {
         if !self.is_by_share() {
             return false;
@@ -189,7 +191,7 @@ impl ProfileDiff {
         (share(new) - share(old)).abs() <= limit * old.error_of_change(new)
     }
 
-    /// What a box says, and its colour if it is of what has vanished.
+    /// The text of a box, and its colour if it has vanished.
     fn look(&self, drawn: Drawn<'_>, weights: Weights, limit: f64) -> BoxStyle {
         let Weights { old, new, vanished } = weights;
         if !drawn.only_old {
@@ -209,7 +211,7 @@ impl ProfileDiff {
         }
     }
 
-    /// What the lowest box says: it has both flame graphs.
+    /// The text of the lowest box, which is below both flame graphs.
     fn look_of_all(&self, weights: &HashMap<&str, Weights>) -> BoxStyle {
         let roots = weights.iter().filter(|(stack, _)| !stack.contains(';'));
         let vanished = roots.fold(0, |sum: u64, (_, weights)| sum.saturating_add(weights.vanished));
@@ -221,7 +223,7 @@ impl ProfileDiff {
         BoxStyle { says, color: None }
     }
 
-    /// A weight, and its share of that profile: `12 samples, 3.40%`.
+    /// A weight, and its share of that side's profile: `12 samples, 3.40%`.
     fn figure(&self, weight: u64, side: &Side) -> String {
         format!("{}, {}", self.amount(weight), percent(weight, side.total))
     }

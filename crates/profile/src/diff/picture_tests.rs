@@ -1,4 +1,4 @@
-//! Random pairs of profiles: all that has vanished is in the picture, with its share.
+//! Random pairs of profiles: everything that has vanished is in the picture, with its share.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::{CpuProfile, Frame};
 
 /// A box as a reader sees it.
 struct Seen {
-    /// Name and what stands in the parentheses after it.
+    /// The name, and the text in the parentheses after it.
     title: String,
     y: u64,
     start: u64,
@@ -46,9 +46,9 @@ fn picture(diff: &ProfileDiff) -> (String, Vec<Seen>) {
     (svg, seen)
 }
 
-/// A profile of functions out of `first..first + 8`, of which each calls any other or itself.
+/// A profile of functions out of `first..first + 8`, each of which calls any function, or itself.
 fn profile(random: &mut fastrand::Rng, first: u32) -> CpuProfile {
-    // Names that sort before and after what separates frames.
+    // Names that sort before and after the separator of frames.
     const FILES: [&[u8]; 4] = [b"@a.lua", b"@a!.lua", b"@a b.lua", b"=~"];
     let mut profile = CpuProfile::new("random");
     for _ in 0..random.usize(1..12) {
@@ -73,13 +73,13 @@ fn all_that_vanished_is_in_the_picture_with_its_share() {
         let all = boxes.iter().max_by_key(|seen| seen.y).unwrap();
         let strip = boxes.iter().find(|seen| seen.name() == "[only in the old profile]");
         let in_strip = |seen: &Seen| strip.is_some_and(|strip| strip.is_below(seen));
-        // What a function weighs: its boxes that lie on no other box of it.
+        // The weight of a function: the boxes of it that are not on top of another box of it.
         let weight = |name: &str, only_old: bool| {
             let of_it = || boxes.iter().filter(|seen| seen.name() == name && in_strip(seen) == only_old);
             of_it().filter(|seen| !of_it().any(|other| other.is_below(seen))).map(|seen| seen.width).sum::<u64>()
         };
-        // Widths are exact: a sample of the one has as many units as the other has samples, without what both can be
-        // divided by.
+        // Widths are exact: a sample of one profile is as many units wide as the other profile has samples, divided by
+        // the common divisor of both totals.
         let unit = |side: &Side| all_width(&diff) / side.total;
         let (old_functions, new_functions) = (diff.old.functions(true), diff.new.functions(true));
         for (&name, &samples) in &new_functions {
@@ -100,7 +100,7 @@ fn all_that_vanished_is_in_the_picture_with_its_share() {
                 assert!(seen.title.contains(" (vanished") && seen.title.ends_with(&share), "{}, {share}", seen.title);
             }
         }
-        // Both flame graphs together are all, and what lies on a box is no wider than it.
+        // Both flame graphs together make up the whole, and what is on top of a box is no wider than the box.
         assert_eq!(all.width, all_width(&diff) + strip.map_or(0, |strip| strip.width));
         let rows: BTreeSet<u64> = boxes.iter().map(|seen| seen.y).collect();
         for below in boxes.iter().filter(|seen| rows.first() != Some(&seen.y)) {
@@ -113,7 +113,7 @@ fn all_that_vanished_is_in_the_picture_with_its_share() {
     assert!(vanished > 200 && still_there > 200, "{vanished} {still_there}");
 }
 
-/// How wide the flame graph of the new profile is: as wide as all of the old one would be.
+/// The width of the flame graph of the new profile. A flame graph of the whole old profile would have the same width.
 fn all_width(diff: &ProfileDiff) -> u64 {
     let mut common = [diff.old.total, diff.new.total];
     while common[1] > 0 {

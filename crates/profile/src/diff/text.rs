@@ -10,16 +10,16 @@ use super::{DiffLook, ProfileDiff};
 use crate::chance::{self, Sampled};
 use crate::model::Unit;
 
-/// Rows of a table.
+/// How many rows a table has.
 const TOP: usize = 20;
 
-/// What has changed of a function or stack.
+/// The change of a function or stack.
 struct Change<'a> {
     name: &'a str,
     old: u64,
     new: u64,
     change: f64,
-    /// Its standard error, where it is of samples.
+    /// Its standard error, if it is a change in samples.
     error: Option<f64>,
     by_chance: bool,
 }
@@ -67,7 +67,7 @@ impl ProfileDiff {
             Change { name, old, new, change, error, by_chance }
         });
         let mut changes: Vec<Change<'_>> = changes.filter(|change| change.change != 0.0).collect();
-        // What is certain comes first.
+        // Certain changes come first.
         changes.sort_by(|a, b| {
             let by_size = b.change.abs().total_cmp(&a.change.abs());
             a.by_chance.cmp(&b.by_chance).then(by_size).then_with(|| a.name.cmp(b.name))

@@ -1,4 +1,4 @@
-//! What an estimate is made from.
+//! The data behind an estimate.
 
 use lj_trace_estimate::{Estimate, Figure};
 use lj_trace_streams::Annotation;
@@ -6,37 +6,37 @@ use lj_trace_text::bytes;
 
 use super::notes::{ESTIMATE, parse_figure, write_figure};
 
-/// What is known of all lines together, and what it is known from.
+/// What is known of all lines together, and from how much data.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AboutEstimate {
-    /// Windows; 0 as long as nothing is known.
+    /// The number of windows; 0 as long as nothing is known.
     pub windows: u64,
-    /// Calls of the allocator in them.
+    /// The number of allocator calls in the windows.
     pub events: u64,
-    /// Seconds that they were open.
+    /// For how many seconds windows were open.
     pub covered: f64,
-    /// Seconds that were recorded.
+    /// The length of the recording, in seconds.
     pub recorded: f64,
     /// Bytes allocated, less what was freed explicitly.
     pub net: Option<Figure>,
     /// Bytes allocated.
     pub gross: Option<Figure>,
-    /// Why no figure in bytes is told: what contradicts itself.
+    /// Why figures in bytes are withheld: the contradictions in the data.
     pub withheld: Vec<String>,
-    /// Whether shares contradict themselves, too.
+    /// Whether the shares contradict themselves, too.
     pub no_shares: bool,
-    /// Cycles of the collector. Measured.
+    /// The number of collection cycles, which is measured.
     pub cycles: u64,
-    /// What a line that no window saw may still have, as a share.
+    /// The share that a line may have although no window saw it.
     pub unseen: f64,
     /// The largest error of a line's share.
     pub error: Option<f64>,
-    /// What makes it doubtful.
+    /// Reasons to doubt the estimate.
     pub warnings: Vec<String>,
 }
 
 impl AboutEstimate {
-    /// That of an estimate.
+    /// The facts about an estimate.
     pub fn new(estimate: &Estimate) -> Self {
         let errors = estimate.lines.iter().filter_map(|line| line.share.error);
         Self {
@@ -55,9 +55,9 @@ impl AboutEstimate {
         }
     }
 
-    /// All was seen, if the counters do not say otherwise: so many bytes were allocated. Whether they do not.
+    /// To be called if every allocation was seen: `gross` bytes were allocated. False if the counters contradict that.
     pub(super) fn exact(&mut self, gross: u64) -> bool {
-        /// Probes and counters begin and end some milliseconds apart.
+        /// Probes and counters start and stop some milliseconds apart.
         const APART: f64 = 0.03;
         const BYTES_APART: f64 = 65_536.0;
         let gross = gross as f64;
@@ -73,7 +73,7 @@ impl AboutEstimate {
         true
     }
 
-    /// Whether figures in bytes can be told.
+    /// Whether figures in bytes can be given.
     pub fn has_bytes(&self) -> bool {
         self.withheld.is_empty()
     }
@@ -83,12 +83,12 @@ impl AboutEstimate {
         self.gross.is_some()
     }
 
-    /// Whether all was seen, so that nothing is estimated.
+    /// Whether everything was seen, so that nothing is estimated.
     pub fn is_exact(&self) -> bool {
         self.is_known() && self.error.is_none() && self.windows > 0
     }
 
-    /// The same for the notes of a stream.
+    /// The facts as properties for the notes of a stream.
     pub fn properties(&self) -> Vec<Annotation> {
         let property = |key: &str, value: String| Annotation::Property { key: format!("{ESTIMATE}{key}"), value };
         let mut properties = vec![
@@ -108,7 +108,7 @@ impl AboutEstimate {
         properties
     }
 
-    /// Takes a property of a stream; whether it is one of an estimate.
+    /// Reads a property of a stream. Returns whether it belongs to an estimate.
     pub fn take(&mut self, key: &str, value: &str) -> bool {
         let Some(key) = key.strip_prefix(ESTIMATE) else { return false };
         let number = || value.parse().unwrap_or(0);
@@ -141,7 +141,7 @@ impl AboutEstimate {
         }
     }
 
-    /// In half a sentence.
+    /// Half a sentence about the data behind the estimate.
     pub fn made_from(&self) -> String {
         let Self { windows, events, covered, .. } = self;
         if self.is_exact() {
@@ -153,7 +153,7 @@ impl AboutEstimate {
         }
     }
 
-    /// The totals, in a line each.
+    /// The totals, one line each.
     pub fn lines(&self) -> Vec<String> {
         let Some(gross) = self.gross else { return vec![self.made_from()] };
         let figure = |figure: Option<Figure>| {

@@ -1,4 +1,4 @@
-//! An estimate for programs: the figures of each line with the errors that they have.
+//! An estimate for programs: the figures of each line, with their errors.
 
 use lj_trace_estimate::Figure;
 use lj_trace_estimate::life::Life;
@@ -7,18 +7,18 @@ use super::EstimatedProfile;
 use crate::Frame;
 use crate::model::Profile as _;
 
-/// What is known of a line, or of whatever else allocates.
+/// What is known of a line, or of another source of allocations.
 #[derive(Clone, Debug)]
 pub struct LineFigures<'a> {
-    /// What it is, outermost first: its chunk, its function, and the line itself; a C function, a trace, the VM.
+    /// Its frames, outermost first: chunk, function, and line; or a C function, a trace, the VM.
     pub frames: Vec<&'a Frame>,
-    /// Its share of all bytes that are allocated, from 0 to 1.
+    /// Its share of all allocated bytes, from 0 to 1.
     pub share: Figure,
     /// Bytes allocated.
     pub bytes: Figure,
-    /// How often.
+    /// Number of allocations.
     pub count: Figure,
-    /// How long its objects live, where any were followed.
+    /// How long its objects live, if any were followed.
     pub life: Option<&'a Life>,
 }
 

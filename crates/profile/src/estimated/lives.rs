@@ -1,4 +1,4 @@
-//! How long objects live, as text: first those that stay.
+//! How long objects live, as text. Objects that stay come first.
 
 use std::io::{self, Write};
 
@@ -10,11 +10,11 @@ use super::{EstimatedProfile, Figure, Seen};
 use crate::memory::text::name;
 use crate::model::Profile as _;
 
-/// Cycles whose survivors are shown.
+/// How many collection cycles to show.
 const CYCLES: usize = 3;
 
-/// The lines that keep the most, if objects were followed: bytes still alive; in which collection cycle after their
-/// allocation those that died were found dead, on average; which share survives one cycle, two, and three.
+/// The lines that keep the most, if objects were followed: the bytes still alive; the mean collection cycle after the
+/// allocation in which dead objects were found dead; the shares that survive one cycle, two, and three.
 ///
 /// # Errors
 /// The output cannot take the bytes.
@@ -64,7 +64,7 @@ pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn W
     Ok(())
 }
 
-/// What stays of each source's bytes, if objects were followed. It may be off by as much as what is alive.
+/// How many of each source's bytes stay, if objects were followed. Its error is that of the live bytes.
 pub fn staying(profile: &EstimatedProfile) -> Vec<(&Seen, Figure)> {
     let ranked = rank(profile.lives.values(), &profile.lines);
     ranked
@@ -75,11 +75,11 @@ pub fn staying(profile: &EstimatedProfile) -> Vec<(&Seen, Figure)> {
         .collect()
 }
 
-/// The share of what all lines have allocated that was not followed: lost sight of, or not known to be part of any object.
+/// The share of all allocated bytes that was not followed: lost from sight, or not known to belong to an object.
 fn unknown(profile: &EstimatedProfile) -> f64 {
     let lives = profile.lines.iter().filter_map(|line| Some((line.bytes.value, profile.lives.get(&line.source)?)));
     let (unknown, all) = lives.fold((0.0, 0.0), |(unknown, all), (bytes, life)| {
-        // What was lost is a share of what could be followed.
+        // The lost share is a share of what could be followed.
         (unknown + bytes * (life.parts + (1.0 - life.parts) * life.lost), all + bytes)
     });
     if all > 0.0 { unknown / all } else { 0.0 }

@@ -1,4 +1,4 @@
-//! A memory profile that is an estimate: from windows in which every allocation was seen, and what is known of the time
+//! An estimated memory profile: from windows in which every allocation was seen, and from what is known of the time
 //! between them.
 
 mod about;
@@ -27,32 +27,33 @@ use super::memory::sources::Sources;
 use super::memory::{ALLOC_OBJECTS, ALLOC_SPACE};
 use super::model::{Measure, Profile, StackId, StackTable, Unit};
 
-/// Who allocates, estimated. All events of the windows are shown to it ([`Self::add`]), which gives each source a number;
-/// the estimate over these comes from a recording ([`Self::set`]), or from the notes of its stream, which are symbols.
+/// An estimate of which code allocates. [`Self::add`] gets all events of the windows and numbers their sources. The
+/// estimate for these sources comes from a recording ([`Self::set`]), or from the notes of its stream, which are
+/// symbols.
 #[derive(Debug, Default)]
 pub struct EstimatedProfile {
     stacks: StackTable,
     /// By VM.
     sources: Vec<Sources>,
-    /// By the stack's number, which is the source's.
+    /// Indexed by the stack's number, which is the source's number as well.
     seen: Vec<Seen>,
     lines: Vec<Line>,
-    /// How long their objects live, by the source's number.
+    /// How long the objects of each source live.
     lives: BTreeMap<SourceId, Life>,
-    /// Whether these come from polling.
+    /// Whether these lives come from polling.
     polled: bool,
     about: AboutEstimate,
     losses: BTreeMap<String, u64>,
-    /// Of which program, as a title.
+    /// What was profiled, as a title.
     pub title: String,
-    /// Whether the error of each stack's bytes is one of the measures, for back ends that have no other place for it.
+    /// Whether the error of each stack's bytes is a measure of its own, for back ends with no other place for it.
     pub has_errors: bool,
 }
 
-/// The standard error of the bytes, where that is a measure of its own.
+/// The standard error of the bytes, if that is a measure of its own.
 pub const ALLOC_SPACE_ERROR: Measure = Measure::new("alloc_space_error", Unit::Bytes, 2);
 
-/// Bytes of memory for the stacks of sources: for ten thousand. Each has figures in every window that is kept.
+/// Memory for the stacks of sources, in bytes: enough for ten thousand. Each has figures in every window that is kept.
 const STACKS: usize = 4 << 20;
 
 /// A source of allocations.
@@ -60,18 +61,19 @@ const STACKS: usize = 4 << 20;
 struct Seen {
     vm: usize,
     stack: StackId,
-    /// What windows saw of it.
+    /// The allocated bytes that windows saw.
     bytes: u64,
     count: u64,
 }
 
 impl EstimatedProfile {
-    /// An empty one.
+    /// An empty profile.
     pub fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), ..Self::default() }
     }
 
-    /// Takes an event of a VM; returns the number of its source, if it has one: symbols say what sources mean.
+    /// Adds an event of a VM. Returns the number of its source, if it has one: symbols have none, they give sources
+    /// their meaning.
     #[inline]
     pub fn add(&mut self, vm: usize, event: &Event) -> Option<SourceId> {
         let (source, size) = match *event {
@@ -118,7 +120,7 @@ impl EstimatedProfile {
         }
     }
 
-    /// The source of what the VMs allocate on their own account, of the first VM that does.
+    /// The source of what the VMs allocate for themselves, in the first VM that does so.
     pub fn collector(&mut self) -> Option<SourceId> {
         let first = self.seen.first()?.vm;
         u32::try_from(self.number_of(first, Source::Internal)).ok().map(SourceId)
@@ -131,7 +133,7 @@ impl EstimatedProfile {
         self.number(vm, stack)
     }
 
-    /// The number of a stack, which is that of its source.
+    /// The number of a stack, which is the number of its source as well.
     #[inline]
     fn number(&mut self, vm: usize, stack: StackId) -> usize {
         if stack.index() >= self.seen.len() {
@@ -140,9 +142,9 @@ impl EstimatedProfile {
         stack.index()
     }
 
-    /// Says which Lua line a source on a trace is.
+    /// Gives the Lua line of a source on a trace.
     ///
-    /// It is the same line before it is compiled and after: one source, with one error.
+    /// A line is the same source before and after it is compiled, with one error.
     pub fn line(&mut self, vm: usize, source: Source, mut frames: Vec<Frame>) {
         self.register_vm(vm);
         for frame in &mut frames {
@@ -153,19 +155,19 @@ impl EstimatedProfile {
         self.sources[vm].line(source, frames);
     }
 
-    /// A prototype of a VM was freed: its address may mean something else later.
+    /// Notes that a prototype of a VM was freed: its address may mean something else later.
     pub fn forget_prototype(&mut self, vm: usize, proto: u64) {
         self.register_vm(vm);
         self.sources[vm].forget_prototype(proto);
     }
 
-    /// Forgets all that [`line`](Self::line) said of a VM.
+    /// Forgets everything that [`line`](Self::line) was told of a VM.
     pub fn forget_lines(&mut self, vm: usize) {
         self.register_vm(vm);
         self.sources[vm].forget_lines();
     }
 
-    /// Sets what is estimated of the sources that it has numbered.
+    /// Sets the estimate for the sources that this profile has numbered.
     pub fn set(&mut self, estimate: Estimate) {
         self.about = AboutEstimate::new(&estimate);
         self.lines = estimate.lines;
@@ -175,7 +177,7 @@ impl EstimatedProfile {
         self.weigh();
     }
 
-    /// Makes the bytes of all lines those that windows saw, by their shares: formats need some weight.
+    /// Scales the bytes of all lines, by their shares, to the bytes that windows saw: formats need some weight.
     fn scale_to_windows(&mut self) {
         let seen = self.seen.iter().map(|seen| seen.bytes as f64).sum::<f64>();
         for line in &mut self.lines {
@@ -187,8 +189,8 @@ impl EstimatedProfile {
         }
     }
 
-    /// After [`Self::set`]: what was added is all that there was, so nothing needs to be estimated. Unless the counters
-    /// have more: then the estimate stays.
+    /// To be called after [`Self::set`] if every event was added: nothing needs to be estimated then. If the counters
+    /// show more than was added, the estimate stays.
     pub fn set_exact(&mut self) {
         if self.about.exact(self.seen.iter().map(|seen| seen.bytes).sum()) {
             self.lines = self.seen_lines().map(|(_, line)| line).collect();
@@ -207,13 +209,13 @@ impl EstimatedProfile {
         })
     }
 
-    /// Sets how long the objects of each source live, and whether this was noticed by polling.
+    /// Sets how long the objects of each source live, and whether polling found this out.
     pub fn set_lives(&mut self, lives: Vec<Life>, polled: bool) {
         self.polled = polled;
         self.lives = lives.into_iter().map(|life| (life.source, life)).collect();
     }
 
-    /// Forgets all figures and losses. What sources mean stays, and their numbers: the next interval begins.
+    /// Forgets all figures and losses, for the next interval. Sources keep their meaning and their numbers.
     pub fn begin_anew(&mut self) {
         for seen in &mut self.seen {
             (seen.bytes, seen.count) = (0, 0);
@@ -227,17 +229,17 @@ impl EstimatedProfile {
         self.about = AboutEstimate::default();
     }
 
-    /// Counts events that were lost, by reason.
+    /// Counts lost events, by reason.
     pub fn lose(&mut self, reason: &str, events: u64) {
         *self.losses.entry(reason.to_owned()).or_insert(0) += events;
     }
 
-    /// What it is made from.
+    /// What the estimate is made from.
     pub fn about(&self) -> &AboutEstimate {
         &self.about
     }
 
-    /// What the estimate is good for, before all figures; nothing if there is none.
+    /// What the estimate is good for: shown before all figures. Nothing if there is no estimate.
     pub fn verdict(&self) -> Option<String> {
         if !self.about.is_known() {
             return None;
@@ -251,7 +253,7 @@ impl EstimatedProfile {
         Some(verdict.map_or_else(|| "nothing to rank: no line was seen".to_owned(), |verdict| verdict.to_string()))
     }
 
-    /// The verdict, and what all is made from, in lines.
+    /// The verdict, and what the estimate is made from, as lines.
     pub fn summary(&self) -> Vec<String> {
         self.verdict().into_iter().chain(self.about.lines()).collect()
     }
@@ -270,7 +272,7 @@ impl EstimatedProfile {
         lines.chain(self.about.properties().iter().map(Annotation::to_symbol)).chain(polled).collect()
     }
 
-    /// The lines, largest first. Without an estimate, as of a stream that was cut off, what the windows saw.
+    /// The lines, largest first. If there is no estimate, because a stream was cut off, what the windows saw.
     fn rows(&self) -> Vec<(&Seen, Line)> {
         let estimated = |line: &Line| Some((self.seen.get(line.source.0 as usize)?, *line));
         let mut rows: Vec<_> = if self.about.is_known() {
@@ -282,8 +284,8 @@ impl EstimatedProfile {
         rows
     }
 
-    /// Gives the stacks the weights that are estimated: formats are written from those. [`Self::set`] does it; of a
-    /// stream, it is to be called once that was read.
+    /// Gives the stacks their estimated weights, from which formats are written. [`Self::set`] calls this; after
+    /// reading a stream, the caller has to.
     pub fn weigh(&mut self) {
         let of = |line: &Line| {
             let values = [line.count.value, line.bytes.value, line.bytes.error.unwrap_or(0.0)];
@@ -298,7 +300,7 @@ impl EstimatedProfile {
         }
     }
 
-    /// The answer, a sentence each: who holds most of what stays, and who allocates most.
+    /// The answer, one sentence each: which code holds most of what stays, and which code allocates most.
     pub fn sentences(&self, room: Room) -> Vec<String> {
         text::sentences(self, room)
     }

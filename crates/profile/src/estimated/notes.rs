@@ -1,4 +1,4 @@
-//! An estimate as the notes of a stream: properties that only lj-trace reads. A line is told by its frames, not by
+//! An estimate as notes in a stream: properties that only lj-trace reads. A note gives the frames of a line, not
 //! addresses, which may mean something else at the stream's end.
 
 use lj_trace_estimate::life::Life;
@@ -8,37 +8,37 @@ use lj_trace_streams::{Annotation, Symbol};
 
 use crate::Frame;
 
-/// The property that a stream of windows begins with.
+/// The property at the start of a stream of windows.
 pub const SAMPLE: &str = "sample";
 
-/// What the keys of an estimate's properties begin with.
+/// The prefix of an estimate's property keys.
 pub const ESTIMATE: &str = "estimate ";
 
-/// The property of how long objects live, if that was noticed by polling.
+/// The property that says that polling found out how long objects live.
 const POLLED: &str = "estimate polled";
 
 /// The property of a line.
 const LINE: &str = "estimate line";
 
-/// Between the figures and the frames, between frames, and between what a frame has.
+/// Separators: between the figures and the frames, between frames, and between the parts of a frame.
 const FRAMES: char = '\x1d';
 const FRAME: char = '\x1e';
 const FIELD: char = '\x1f';
 
-/// Whether the symbols that a stream begins with say that it is a sample.
+/// Whether the symbols at a stream's start say that it holds windows only.
 pub fn is_sample(symbols: &[Symbol]) -> bool {
     let is_mark =
         |symbol| matches!(Annotation::from_symbol(symbol), Some(Annotation::Property { key, .. }) if key == SAMPLE);
     symbols.iter().any(is_mark)
 }
 
-/// The mark of a sample, and what it is one of.
+/// The mark of such a stream, with an explanation as its value.
 pub fn sample_mark() -> Symbol {
     let value = "windows in which all allocations were recorded: not all that there were".to_owned();
     Annotation::Property { key: SAMPLE.to_owned(), value }.to_symbol()
 }
 
-/// Says that how long objects live was noticed by polling.
+/// The mark that polling found out how long objects live.
 pub fn polled_mark() -> Symbol {
     Annotation::Property { key: POLLED.to_owned(), value: String::new() }.to_symbol()
 }
@@ -48,7 +48,7 @@ pub fn is_polled(key: &str) -> bool {
     key == POLLED
 }
 
-/// The note on a line, root first.
+/// The note for a line, frames root first.
 pub fn line(line: &Line, life: Option<&Life>, frames: &[Frame]) -> Annotation {
     let mut figures = vec![line.share, line.bytes, line.count];
     figures.extend(life.into_iter().flat_map(write_life));
@@ -59,7 +59,7 @@ pub fn line(line: &Line, life: Option<&Life>, frames: &[Frame]) -> Annotation {
     Annotation::Property { key: LINE.to_owned(), value }
 }
 
-/// Reads a line's figures and frames, if the property is one.
+/// Parses a line's figures and frames; [`None`] if the property is no line.
 pub fn parse_line(key: &str, value: &str) -> Option<(Line, Option<Life>, Vec<Frame>)> {
     let (figures, frames) = value.split_once(FRAMES).filter(|_| key == LINE)?;
     let mut figures = figures.split('/').map(parse_figure);
@@ -69,7 +69,7 @@ pub fn parse_line(key: &str, value: &str) -> Option<(Line, Option<Life>, Vec<Fra
     Some((line, life, frames.split(FRAME).map(parse_frame).collect()))
 }
 
-/// The figures of how long objects live, which follow those of their line.
+/// The figures of how long objects live. They follow the figures of their line.
 fn write_life(life: &Life) -> Vec<Figure> {
     let Life { followed, alive, cycles, ref survival, parts, lost, .. } = *life;
     let none = Figure::measured(0.0);
@@ -99,7 +99,7 @@ pub fn write_figure(figure: Figure) -> String {
     }
 }
 
-/// Reads one.
+/// Parses a figure.
 pub fn parse_figure(text: &str) -> Option<Figure> {
     let number = |text: &str| text.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
     match text.split_once('~') {

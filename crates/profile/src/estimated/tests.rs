@@ -115,7 +115,7 @@ fn what_contradicts_itself_is_withheld() {
     ] {
         assert!(told.contains(expected), "no {expected:?} in\n{told}");
     }
-    // Pictures have what windows saw, by these shares: it is added twice here.
+    // Pictures have what windows saw, scaled by these shares; the events were added twice here.
     assert_eq!(profile.total(), 200);
     assert!(profile.title().contains("shares of what windows saw"));
     let mut read = EstimatedProfile::new("a");

@@ -12,10 +12,10 @@ use crate::model::Profile as _;
 
 const TOP: usize = 30;
 
-/// A name is not cut to less than this, even if its row is then longer than others.
+/// A name is never cut to less than this, even if its row becomes longer than others.
 const LEAST_NAME: usize = 40;
 
-/// Writes what a profile says.
+/// Writes the profile as text.
 ///
 /// # Errors
 /// The output cannot take the bytes.
@@ -38,7 +38,8 @@ pub fn write(profile: &EstimatedProfile, room: Room, out: &mut dyn Write) -> io:
     Ok(())
 }
 
-/// The answer: who holds most of what stays, if objects were followed, and who allocates most. Nothing if it is withheld.
+/// The answer: which line holds most of what stays, if objects were followed, and which line allocates most. Empty if
+/// the figures are withheld.
 pub fn sentences(profile: &EstimatedProfile, room: Room) -> Vec<String> {
     if !profile.about().is_known() || !profile.about().has_bytes() || profile.about().no_shares {
         return Vec::new();
@@ -58,7 +59,7 @@ pub fn sentences(profile: &EstimatedProfile, room: Room) -> Vec<String> {
     held.into_iter().chain(sentence(MemoryQuestion::Allocated, allocated)).collect()
 }
 
-/// The largest lines.
+/// A table of the largest lines.
 ///
 /// # Errors
 /// As [`write`].
@@ -84,13 +85,13 @@ pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn W
     write!(out, "{table}")
 }
 
-/// A table of lines, whose columns are as wide as their figures need, so that names have the rest.
+/// A table of lines. Its columns are as wide as their figures, so that names get the rest.
 pub fn figures<const N: usize>(titles: [&'static str; N], room: Room) -> Table {
     let columns = titles.map(|title| Column::right(title, 0));
     Table::new(columns).indent(2).gap(2).end("line", Fit::Label(LEAST_NAME), room)
 }
 
-/// A figure, and by how much it may be off.
+/// A figure with its error.
 pub fn with_error(figure: Figure, show: impl Fn(f64) -> String) -> String {
     match figure.error {
         Some(error) => format!("{} ±{}", show(figure.value), show(error)),

@@ -1,44 +1,44 @@
-//! Whether lines can be ranked by an estimate, and if not, for how long to record.
+//! Whether an estimate is good enough to rank lines, and if not, how much longer to record.
 
 use std::fmt;
 
 use lj_trace_estimate::Figure;
 
-/// Lines with less than this share are not ranked, but for the first.
+/// Lines with less than this share are not ranked, except the first.
 const LEADING: f64 = 0.05;
 
-/// How many are ranked at most.
+/// How many lines are ranked at most.
 const TOP: usize = 5;
 
-/// Lines that differ by less may be in either order: that makes no difference to what one does about them.
+/// Lines whose shares differ by less may be in either order: that does not change what to do about them.
 const CLOSE: f64 = 0.02;
 
-/// Of fewer windows not even the errors are known.
+/// With fewer windows than this, not even the errors are known.
 const LEAST_WINDOWS: f64 = 12.0;
 
-/// Nobody is asked to record for longer.
+/// The longest recording to suggest, in seconds.
 const LONGEST: f64 = 3600.0;
 
 /// What an estimate is good for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EstimateVerdict {
-    /// The largest lines are the largest, in their order, or within 2 points of it.
+    /// The largest lines really are the largest, in this order, or within 2 points of it.
     Ranked,
-    /// Errors are so large that others may be the largest.
+    /// The errors are so large that other lines may be the largest.
     TooWide {
-        /// For how many seconds more to record; none if that is not known, or for more than an hour.
+        /// How many more seconds to record; [`None`] if that is unknown or more than an hour.
         more: Option<f64>,
-        /// The largest error of one of the leading shares.
+        /// The largest error among the leading shares.
         error: f64,
     },
 }
 
 impl EstimateVerdict {
-    /// That of shares, the largest first, which come from so many windows and seconds. A line that was not seen may have the share
-    /// `unseen`. [`None`] if there is nothing to rank.
+    /// The verdict on `shares`, largest first, from this many windows and seconds. A line that was not seen may have
+    /// the share `unseen`. [`None`] if there is nothing to rank.
     ///
-    /// Errors fall as the square root of the number of windows, which is that of the time; what may be unseen falls as the
-    /// number.
+    /// Errors fall with the square root of the number of windows, which is proportional to the time; the unseen share
+    /// falls with that number itself.
     pub fn of(shares: &[Figure], unseen: f64, (windows, recorded): (u64, f64)) -> Option<Self> {
         let first = shares.first()?;
         let error = |share: &Figure| share.error.unwrap_or(0.0);
@@ -63,7 +63,7 @@ impl EstimateVerdict {
     }
 }
 
-/// A number that is easy to remember.
+/// Rounds up to a number that is easy to remember.
 fn rounded_up(seconds: f64) -> f64 {
     let step = match seconds {
         ..10.0 => 1.0,
@@ -123,15 +123,15 @@ mod tests {
         let told = |figures: &[(f64, f64)], unseen| {
             EstimateVerdict::of(&shares(figures), unseen, (100, 20.0)).unwrap().to_string()
         };
-        // 4 times the windows make half the error.
+        // Four times as many windows halve the error.
         let told_of_two = told(&[(0.6, 0.3), (0.4, 0.2645)], 0.01);
         assert_eq!(told_of_two, "too wide to rank: record for 60 s more (errors of the largest lines: ±30.0 points)");
         assert!(told(&[(0.4, 0.58), (0.35, 0.5)], 0.01).starts_with("too wide to rank: record for much longer"));
-        // All that was seen is certain, but half was not seen.
+        // What was seen is certain, but half of it was not seen.
         assert!(told(&[(0.25, 0.01)], 0.5).starts_with("too wide to rank: record for 20 s more"));
     }
 
-    /// Where it says that lines are ranked, the truth is as it says: up to `CLOSE`, in 19 of 20 cases for each pair.
+    /// Where the verdict ranks lines, the truth agrees: up to `CLOSE`, and for each pair in 19 of 20 cases.
     #[test]
     fn it_is_right_as_often_as_it_says() {
         let mut state = 3_u64;
@@ -139,7 +139,7 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 11) as f64 / (1_u64 << 53) as f64
         };
-        // A sum of uniform numbers is as good as normal.
+        // A sum of uniform numbers is close enough to normal.
         let mut normal = || (0..12).map(|_| unit()).sum::<f64>() - 6.0;
         let (mut ranked, mut wrong) = (0_u32, 0_u32);
         for case in 0..4000 {

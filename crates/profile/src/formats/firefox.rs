@@ -18,15 +18,15 @@ use crate::frame::FrameKind;
 use crate::model::labels::ThreadLabel;
 use crate::model::{Profile, StackId, Unit};
 
-/// Time between samples where it is not known.
+/// The time between samples if it is unknown, in nanoseconds.
 const DEFAULT_PERIOD: u64 = 10_000_000;
-/// Samples that are further apart than so many periods have something else between them.
+/// If samples are further apart than this many periods, something else came between them.
 const LONGEST_GAP: u64 = 4;
 
 /// Writes a profile for <https://profiler.firefox.com>.
 ///
-/// Where times are not known, as in a profile made from a stream, equal stacks follow each other: the call tree and the
-/// flame graph are right, the timeline only shows how much there is of each.
+/// If times are unknown, as in a profile from a stream, equal stacks follow each other. The call tree and the flame
+/// graph are right, but the timeline only shows how much there is of each stack.
 ///
 /// # Errors
 /// The output cannot take the bytes.
@@ -36,7 +36,7 @@ pub fn write(profile: &dyn Profile, out: impl Write) -> io::Result<()> {
     gzip.finish()?.flush()
 }
 
-/// A sample as it is written.
+/// A sample in the output.
 #[derive(Clone, Copy)]
 struct WrittenSample {
     /// Nanoseconds since the beginning.
@@ -50,13 +50,14 @@ struct Builder<'a> {
     target: FirefoxProfile,
     process: ProcessHandle,
     categories: Categories,
-    /// Nanoseconds between samples.
+    /// Nanoseconds from one sample to the next.
     period: u64,
-    /// How many samples may still be added for weights that are too large for one.
+    /// How many further samples may be added to split up weights that are too large for one sample.
     more: u32,
 }
 
-/// Of heavy stacks: enough for the allocations of weeks, and nothing that a damaged stream can fill the memory with.
+/// How many pieces heavy stacks may have: enough for weeks of allocations, but too few for a damaged stream to fill the
+/// memory.
 const MOST_PIECES: u32 = 1 << 16;
 
 impl<'a> Builder<'a> {
@@ -87,7 +88,7 @@ impl<'a> Builder<'a> {
         let measure = self.source.shown();
         let timeline = self.source.timeline();
         let points = timeline.and_then(|timeline| timeline.points()).filter(|points| {
-            // A time may be missing; what is shown must be all.
+            // Some times may be missing; the picture must show all samples.
             measure.unit == Unit::Samples && points.len() as u64 == self.source.total()
         });
         let mut threads: BTreeMap<Option<u32>, (Option<ThreadLabel>, Vec<WrittenSample>)> = BTreeMap::new();
@@ -125,10 +126,10 @@ impl<'a> Builder<'a> {
         threads
     }
 
-    /// Gives samples without times a time each, as long as they are heavy.
+    /// Gives samples without times a time: each lasts as long as it weighs.
     fn spread(&self, samples: &mut [WrittenSample]) {
         let mut time: u64 = 0;
-        // Bytes are many: a microsecond for each KiB.
+        // There are many bytes: a microsecond for each KiB.
         let length = |weight: u64| match self.source.shown().unit {
             Unit::Bytes => weight / 1024 * 1000 + 1000,
             _ => weight.saturating_mul(self.period),
@@ -244,7 +245,7 @@ impl<'a> Builder<'a> {
             let counter = self.target.add_counter(self.process, &series.name, "Memory", &series.name);
             let mut before = 0;
             for &(time, value) in &series.values {
-                // The viewer adds up the differences.
+                // The viewer expects differences and adds them up.
                 self.target.add_counter_sample(
                     counter,
                     at(time.saturating_sub(start)),
@@ -261,7 +262,7 @@ fn at(nanoseconds: u64) -> Timestamp {
     Timestamp::from_nanos_since_reference(nanoseconds)
 }
 
-/// What a state is called on the marker chart.
+/// The name of a state on the marker chart.
 fn name_of(state: VmState) -> &'static str {
     match state {
         VmState::Trace => "compiled",
@@ -319,7 +320,7 @@ impl Categories {
     }
 }
 
-/// The VM was in one state for some time.
+/// A span of time in which the VM was in one state.
 #[derive(Clone, Copy, Debug)]
 struct StateMarker {
     name: StringHandle,
@@ -394,7 +395,7 @@ mod tests {
         assert_eq!(threads.len(), 2);
         assert_eq!((&threads[0]["name"], &threads[0]["tid"]), (&"worker".into(), &"7".into()));
         assert_eq!(threads[0]["samples"]["length"], 3);
-        // The GC is one marker, from 10 ms to 30 ms.
+        // The GC is a single marker, from 10 ms to 30 ms.
         assert_eq!(threads[0]["markers"]["startTime"], serde_json::json!([0.0, 10.0]));
         assert_eq!(threads[0]["markers"]["endTime"], serde_json::json!([10.0, 30.0]));
         assert!(names(&file).contains(&"f@a.lua:3") && names(&file).contains(&"GC"), "{file:#}");

@@ -1,16 +1,16 @@
-//! Folded stacks: a line for each stack, `root;...;leaf WEIGHT`, what flame graph tools read.
+//! Folded stacks, which flame graph tools read: one line for each stack, `root;...;leaf WEIGHT`.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use crate::model::Profile;
 
-/// The lines of a profile, in bytewise order, without line ends. Stacks that read the same are one line.
+/// The lines of a profile, in bytewise order, without line ends. Stacks with the same text share a line.
 pub fn lines(profile: &dyn Profile) -> Vec<String> {
     weights(profile).into_iter().map(|(stack, weight)| format!("{stack} {weight}")).collect()
 }
 
-/// What each stack weighs, as it reads: `root;...;leaf`.
+/// The weight of each stack, keyed by its text: `root;...;leaf`.
 pub fn weights(profile: &dyn Profile) -> BTreeMap<String, u64> {
     let stacks = profile.weighted();
     let names: Vec<String> = stacks.frames().iter().map(|frame| escape(&frame.to_string())).collect();
@@ -39,8 +39,8 @@ pub fn write(profile: &dyn Profile, mut out: impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// A name as it can stand in a folded line: a `;` would end it, a line end or other control character would end the
-/// line or hide in it.
+/// Escapes a name for a folded line: a `;` would end the name; a line end or other control character would end the line
+/// or be invisible.
 pub fn escape(name: &str) -> String {
     name.chars()
         .map(|c| match c {
@@ -86,7 +86,7 @@ mod tests {
             "all (4 samples, 100%)",
             "main chunk@a b,c.lua:0 (4 samples, 100.00%)",
             "operator new(unsigned long) (3 samples, 75.00%)",
-            // They take the mark of compiled code for their own, and off the name.
+            // Viewers read the mark of compiled code as theirs, and strip it from the name.
             "f@a b,c.lua:2 (1 samples, 25.00%)",
         ] {
             assert!(svg.contains(shown), "no {shown:?} in {svg}");

@@ -1,4 +1,4 @@
-//! Functions as viewers know them: frames that read the same are one, whatever line they are at.
+//! Functions as viewers know them: frames with the same name are one function, whatever their line.
 
 use std::collections::HashMap;
 
@@ -13,16 +13,16 @@ pub struct FunctionTable<'a> {
 /// A function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedFunction<'a> {
-    /// What it reads as.
+    /// Its displayed name.
     pub name: String,
-    /// Its file, where it is known.
+    /// Its file, if known.
     pub file: Option<&'a str>,
-    /// The line where it begins, where it is known.
+    /// The line where it begins, if known.
     pub first_line: Option<u32>,
 }
 
 impl<'a> FunctionTable<'a> {
-    /// All functions of the frames.
+    /// The functions of all frames.
     pub fn new(stacks: &'a StackTable) -> Self {
         let mut functions: Vec<NamedFunction<'a>> = Vec::new();
         let mut known: HashMap<(String, Option<&str>), u32> = HashMap::new();
@@ -37,7 +37,7 @@ impl<'a> FunctionTable<'a> {
         Self { functions, of_frame }
     }
 
-    /// All of them, in the order of their numbers.
+    /// All functions, in the order of their numbers.
     pub fn all(&self) -> &[NamedFunction<'a>] {
         &self.functions
     }

@@ -1,4 +1,4 @@
-//! The formats that a profile can be written in: a writer for each, all from the same [model](super::model).
+//! The formats of profiles: one writer for each, all from the same [model](super::model).
 
 #[cfg(feature = "clap")]
 mod arguments;
@@ -41,7 +41,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The endings of file names, longer ones before those that they end in.
+    /// File name endings. A longer ending comes before an ending that it contains.
     const ENDINGS: [(&str, Self); 9] = [
         (".bin", Self::Stream),
         (".pb.gz", Self::Pprof),
@@ -54,7 +54,7 @@ impl Format {
         (".text", Self::Text),
     ];
 
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 8] = [
         Self::Stream,
         Self::Text,
@@ -66,7 +66,7 @@ impl Format {
         Self::Tarantool,
     ];
 
-    /// Its name, and other names that it goes by.
+    /// Its name, followed by its aliases.
     pub const fn names(self) -> &'static [&'static str] {
         match self {
             Self::Stream => &["bin", "stream"],
@@ -80,7 +80,7 @@ impl Format {
         }
     }
 
-    /// What it is, in a few words.
+    /// A short description.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Stream => "A sysprof or memprof stream, as Tarantool writes them",
@@ -94,54 +94,54 @@ impl Format {
         }
     }
 
-    /// Whether it is no text: a terminal shows nothing of use.
+    /// Whether it is binary: useless on a terminal.
     pub const fn is_binary(self) -> bool {
         matches!(self, Self::Stream | Self::Pprof | Self::Firefox)
     }
 
-    /// The format of this name, in whatever case.
+    /// The format with this name, in upper or lower case.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.names().iter().any(|known| known.eq_ignore_ascii_case(name)))
     }
 
-    /// The format that the ending of a file's name means.
+    /// The format for the ending of a file name.
     pub fn of_ending(name: &str) -> Option<Self> {
         Self::ENDINGS.iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, format)| *format)
     }
 
-    /// The endings that mean a format, for messages.
+    /// The endings that select a format, for messages.
     pub fn endings() -> String {
         Self::ENDINGS.map(|(ending, _)| ending).join(", ")
     }
 
-    /// Whether it is written from a whole profile; a stream and what Tarantool's parser prints are written from samples
-    /// and events.
+    /// Whether it is written from a whole profile. A stream, and the output of Tarantool's parser, are written from
+    /// samples and events instead.
     pub const fn is_of_profile(self) -> bool {
         !matches!(self, Self::Stream | Self::Tarantool)
     }
 
-    /// Whether it shows what was when.
+    /// Whether it shows the order in time.
     pub const fn shows_time(self) -> bool {
         matches!(self, Self::Firefox | Self::Speedscope)
     }
 
-    /// Whether it shows all measures of a memory profile, also those of what is held.
+    /// Whether it shows all measures of a memory profile, also what is held.
     pub const fn shows_all_measures(self) -> bool {
         matches!(self, Self::Text | Self::Pprof | Self::Speedscope)
     }
 }
 
-/// What an output needs beside a profile.
+/// What a writer needs apart from the profile.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
-    /// How much room there is for text.
+    /// The width of text.
     pub room: Room,
-    /// When it was recorded, if the profile does not say.
+    /// When the profile was recorded, if the profile does not say so.
     pub recorded: Option<Recorded>,
 }
 
 impl About {
-    /// Of a profile whose time of recording is not known.
+    /// For a profile whose time of recording is unknown.
     pub const fn room(room: Room) -> Self {
         Self { room, recorded: None }
     }

@@ -1,4 +1,4 @@
-//! Where a profile is written to, as command lines say it.
+//! Where to write a profile, as on command lines.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use super::Format;
 /// `FILE`, `FORMAT:FILE` or `-`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// The format that is forced, or that the ending means.
+    /// The format before the colon, or the one that the ending selects.
     pub format: Option<Format>,
     /// The file; `None` is standard output.
     pub file: Option<PathBuf>,
@@ -17,7 +17,7 @@ pub struct Output {
 /// What is wrong with an output.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OutputError {
-    /// A colon behind a word that is no format.
+    /// A colon after a word that is no format.
     #[error("there is no format '{format}' (for a file of that name: './{argument}')")]
     UnknownFormat {
         /// The word.
@@ -35,7 +35,7 @@ impl FromStr for Output {
 
     fn from_str(argument: &str) -> Result<Self, OutputError> {
         let (forced, file) = parts(argument);
-        // What stands before the colon of a path such as ./a:b is no format.
+        // A path such as ./a:b has no format before its colon.
         if forced.is_none()
             && let Some((name, _)) = argument.split_once(':')
             && is_word(name)
@@ -52,7 +52,7 @@ impl FromStr for Output {
     }
 }
 
-/// The name of the format that is forced, and the file.
+/// The name before the colon, and the file.
 fn parts(argument: &str) -> (Option<&str>, &str) {
     match argument.split_once(':') {
         Some((name, file)) if Format::of_name(name).is_some() => (Some(name), file),
@@ -64,7 +64,7 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric())
 }
 
-/// Puts a text before the ending of a file's name: `-2` makes `a/b-2.pb.gz` of `a/b.pb.gz`.
+/// Inserts a text before the ending of a file name: `-2` turns `a/b.pb.gz` into `a/b-2.pb.gz`.
 pub fn insert_before_ending(path: &Path, text: &str) -> PathBuf {
     let Some(name) = path.file_name().map(|name| name.to_string_lossy()) else {
         return PathBuf::from(format!("{}{text}", path.display()));

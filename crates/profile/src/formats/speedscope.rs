@@ -12,10 +12,10 @@ use crate::model::{Measure, Profile, Row, Unit};
 
 const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
 
-/// Writes a profile for speedscope: all samples together, and those of each thread if there are several; or of memory,
-/// one for each measure.
+/// Writes a profile for speedscope: all samples together, and each thread's samples if there are several threads. A
+/// memory profile is written once for each measure.
 ///
-/// Where times are known the samples are in their order; otherwise equal stacks are one sample with their weight.
+/// If times are known, the samples are in order; otherwise equal stacks are one sample with their weight.
 ///
 /// # Errors
 /// The output cannot take the bytes.
@@ -82,14 +82,14 @@ pub fn write(profile: &dyn Profile, mut out: impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Stacks, and how much each counts.
+/// Stacks with their weights.
 type Samples<'a> = Vec<(Row<'a>, u64)>;
 
-/// The samples in the order of time, if that is known; else each stack once.
+/// The samples in the order of time, if known; otherwise each stack once.
 fn samples(profile: &dyn Profile) -> Samples<'_> {
     let stacks = profile.weighted();
     let points = profile.timeline().and_then(|timeline| timeline.points()).filter(|points| {
-        // A time may be missing; what is shown must be all.
+        // Some times may be missing; the picture must show all samples.
         points.len() as u64 == profile.total()
     });
     match points {
@@ -102,7 +102,7 @@ fn samples(profile: &dyn Profile) -> Samples<'_> {
     }
 }
 
-/// The samples of each thread, that with the most first.
+/// The samples of each thread, most samples first.
 fn by_thread<'a>(samples: &Samples<'a>) -> Vec<(Option<ThreadLabel>, Samples<'a>)> {
     let mut threads: BTreeMap<Option<u32>, (Option<ThreadLabel>, Samples<'a>)> = BTreeMap::new();
     for sample in samples {
@@ -132,7 +132,7 @@ struct Shared {
     frames: Vec<serde_json::Value>,
 }
 
-/// A profile of speedscope's: samples one after the other.
+/// One of speedscope's profiles: a sequence of samples.
 struct Part<'a> {
     name: String,
     measure: Measure,
@@ -166,7 +166,7 @@ impl Serialize for Part<'_> {
     }
 }
 
-/// A sequence that is never held as a whole.
+/// A sequence that is serialized item by item and never held as a whole.
 struct Sequence<F>(F);
 
 impl<I: Iterator<Item: Serialize>, F: Fn() -> I> Serialize for Sequence<F> {
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(names, ["all threads", "thread 7", "thread 8"]);
         assert_eq!(file["profiles"][0]["endValue"], 30_000_000);
         assert_eq!(file["profiles"][0]["unit"], "nanoseconds");
-        // The one at line 9 came first.
+        // The sample at line 9 came first.
         let frame = |index: usize| {
             let index = file["profiles"][1]["samples"][index][1].as_u64().unwrap();
             file["shared"]["frames"][index as usize].clone()

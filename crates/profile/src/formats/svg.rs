@@ -10,20 +10,19 @@ use super::{About, folded, picture};
 use crate::frame::FrameKind;
 use crate::model::Profile;
 
-/// Characters of the title, and of the line below it, that fit into the picture beside its search field.
+/// How many characters of the title, and of the line below it, fit beside the search field.
 const TITLE_COLUMNS: usize = 100;
 const SUBTITLE_COLUMNS: usize = 170;
 
-/// Characters of a host's name that are shown.
+/// How many characters of the host's name are shown.
 const HOST_COLUMNS: usize = 24;
 
-/// The frame of all stacks together: of no kind, so of none of their colours.
+/// The colour of the frame below all stacks: it has no kind, so it has none of the kinds' colours.
 const ROOT: Color = Color { r: 235, g: 235, b: 225 };
 
 /// Writes a profile as a flame graph in SVG, which zooms and searches in a browser.
 ///
-/// The colour of a frame says what kind of code it is; its shade, which is the same for the same name, tells
-/// neighbours apart.
+/// The hue of a frame shows its kind of code. Its shade depends on its name, and sets neighbours apart.
 ///
 /// # Errors
 /// The output cannot take the bytes.
@@ -34,13 +33,13 @@ pub fn write(profile: &dyn Profile, about: About, mut out: impl Write) -> io::Re
         let color = color(frame.kind(), &name);
         palette.insert(name, color);
     }
-    // The library shows it as "all", but knows it by no name.
+    // The library labels this frame "all", but its name in the palette is empty.
     palette.insert(String::new(), ROOT);
     let mut options = Options::default();
     options.title = fit(&profile.title(), TITLE_COLUMNS);
     let when =
         about.recorded.or_else(|| profile.recorded()).map(|recorded| format!("{recorded}, ")).unwrap_or_default();
-    // A recording is of this host; where a stream is from nobody knows.
+    // A live recording comes from this host; the host of a stream is unknown.
     let host = about.recorded.and_then(|_| host_name()).map(|host| format!("on {host}, ")).unwrap_or_default();
     options.subtitle = Some(fit(&format!("{when}{host}{}", profile.subtitle()), SUBTITLE_COLUMNS));
     options.count_name = profile.shown().unit.name().to_owned();
@@ -57,7 +56,7 @@ fn host_name() -> Option<String> {
     Some(fit(name.trim(), HOST_COLUMNS)).filter(|name| !name.is_empty())
 }
 
-/// The colour of a frame: a hue for its kind, a shade for its name.
+/// The colour of a frame: a hue for its kind, and a shade for its name.
 fn color(kind: FrameKind, name: &str) -> Color {
     let (r, g, b) = match kind {
         FrameKind::Lua => (90, 180, 90),
@@ -69,7 +68,7 @@ fn color(kind: FrameKind, name: &str) -> Color {
         FrameKind::JitCompiler => (170, 110, 200),
         FrameKind::Unresolved => (215, 215, 215),
     };
-    // FNV-1a, for a shade that does not change from run to run.
+    // FNV-1a, so that the shade does not change between runs.
     let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     let shade = (hash >> 16) as u8 % 36;
     let lighten = |channel: u8| channel.saturating_add(shade);
@@ -117,7 +116,7 @@ mod tests {
         assert!(svg.contains("f@a&lt;b&gt;.lua:3"));
         assert!(svg.contains("[GC]"));
         assert!(svg.contains("search"));
-        // Neither the root nor any other frame has a colour that the library has chosen.
+        // No frame has a colour that the library has chosen, not even the root.
         let colors = [ROOT, color(FrameKind::Lua, "f@a<b>.lua:3"), color(FrameKind::Gc, "[GC]")];
         for Color { r, g, b } in colors {
             assert!(svg.contains(&format!("fill=\"rgb({r},{g},{b})\"")), "{r} {g} {b}: {svg}");

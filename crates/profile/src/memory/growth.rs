@@ -1,23 +1,23 @@
 //! How a heap grows.
 
-/// The size of a heap, relative to the beginning, after equal numbers of events. A stream has no times, so events are
-/// the clock.
+/// The size of a heap relative to the beginning of the recording, after equal numbers of events. A stream has no times,
+/// so events are the clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Growth {
-    /// At the end of each step.
+    /// The size at the end of each step.
     sizes: Vec<i64>,
-    /// Events of a step; 0 before the first event.
+    /// The number of events in a step; 0 before the first event.
     step: u64,
-    /// Events of the step that has begun.
+    /// The number of events in the current step.
     events: u64,
     now: i64,
 }
 
-/// Steps that are kept; beyond twice as many they become twice as long.
+/// How many steps are kept: at twice as many, steps become twice as long.
 const STEPS: usize = 64;
 
 impl Growth {
-    /// Takes an event in: so many bytes came, and so many went.
+    /// Adds an event, which allocated `new` bytes and freed `old` bytes.
     #[inline]
     pub fn add(&mut self, new: u64, old: u64) {
         let change = new.wrapping_sub(old).cast_signed();
@@ -45,7 +45,7 @@ impl Growth {
         self.now
     }
 
-    /// The sizes after each of so many equal parts of the events, or of fewer if there are fewer events.
+    /// The size after each of `count` equal parts of the events, or of fewer parts if there are fewer events.
     pub fn parts(&self, count: usize) -> Vec<i64> {
         let mut sizes = self.sizes.clone();
         if self.events > 0 {

@@ -1,4 +1,4 @@
-//! A memory profile: who allocates, who holds what, and what was garbage.
+//! A memory profile: which code allocates, which code holds memory, and what became garbage.
 
 pub mod growth;
 pub mod sources;
@@ -19,7 +19,7 @@ pub use stored::{GrowthStep, StoredMemory};
 use super::Frame;
 use super::model::{Measure, Profile, Recorded, StackId, StackTable, Unit};
 
-/// What a memory profile weighs its stacks by.
+/// The weight of a memory profile's stacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Weight {
@@ -33,7 +33,7 @@ pub enum Weight {
 }
 
 impl Weight {
-    /// What the stacks have of it.
+    /// The measure of this weight.
     pub const fn measure(self) -> Measure {
         match self {
             Self::Allocated => ALLOC_SPACE,
@@ -42,7 +42,7 @@ impl Weight {
         }
     }
 
-    /// What the weight is of: `bytes allocated`.
+    /// The weight in words: `bytes allocated`.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Allocated => "bytes allocated",
@@ -52,31 +52,32 @@ impl Weight {
     }
 }
 
-/// Allocations, and reallocations, which make a new block too.
+/// Allocations; reallocations count too, because they make a new block.
 pub(super) const ALLOC_OBJECTS: Measure = Measure::new("alloc_objects", Unit::Objects, 0);
 pub(super) const ALLOC_SPACE: Measure = Measure::new("alloc_space", Unit::Bytes, 1);
 const INUSE_OBJECTS: Measure = Measure::new("inuse_objects", Unit::Objects, 2);
 const INUSE_SPACE: Measure = Measure::new("inuse_space", Unit::Bytes, 3);
 const EVENTS: Measure = Measure::new("events", Unit::Events, 4);
 
-/// Who allocates, by every measure. An event has one source and no callers, so a stack is what the source belongs to:
-/// the file, the function, and the line; or a C function, a trace, or the VM itself.
+/// Which code allocates, by every measure. An event has one source and no callers, so its stack is what the source
+/// belongs to: file, function, and line; or a C function, a trace, or the VM itself.
 ///
-/// A live recording and a stream fill it with the same events. It needs memory for each source, and if blocks are
-/// [followed](MemoryProfile::follow_blocks), for each that is allocated at the time: only then it is known what is held.
+/// A live recording and a stream fill it with the same events. It needs memory for each source. If it [follows
+/// blocks](MemoryProfile::follow_blocks), it also needs memory for each live block; only then does it know what is
+/// held.
 ///
-/// What is held belongs to whoever made it that large: a block that grows, whether it moves or not, changes over to
-/// the source of the reallocation; one that shrinks stays with its source, for it is the garbage collector that
-/// shrinks stacks and buffers. Blocks from before the recording count from their first reallocation on. The text of
-/// the reference parser differs for blocks that several sources have reallocated: it adds each new size to the source
-/// of the size before (`form_heap_delta` of `tools/memprof/process.lua`), and so shows as held what has been freed.
+/// A block belongs to the source that made it its current size. A block that grows, whether it moves or not, goes to
+/// the source of the reallocation. A block that shrinks stays with its source, because it is the garbage collector that
+/// shrinks stacks and buffers. Blocks from before the recording count from their first reallocation on. The reference
+/// parser's text differs for blocks that several sources have reallocated: it adds each new size to the source of the
+/// previous size (`form_heap_delta` of `tools/memprof/process.lua`), and so shows freed memory as held.
 #[derive(Debug, Default)]
 pub struct MemoryProfile {
     weight: Weight,
     stacks: StackTable,
-    /// By VM: each has its own addresses of prototypes and its own numbers of traces.
+    /// By VM: each VM has its own prototype addresses and its own trace numbers.
     sources: Vec<Sources>,
-    /// What is allocated, if that is followed. The VMs of a process share its addresses.
+    /// The live blocks, if they are followed. The VMs of a process share one address space.
     heap: HeapMap<HeldBlock>,
     follows_blocks: bool,
     /// By stack.
@@ -84,11 +85,11 @@ pub struct MemoryProfile {
     growth: Growth,
     losses: BTreeMap<String, u64>,
     events: u64,
-    /// Bytes of all allocations so far: the clock by which blocks age.
+    /// Bytes of all allocations so far: this clock measures the age of blocks.
     allocated: u64,
-    /// What is known of one that was put together of many.
+    /// More about a profile that was merged from many.
     stored: Option<StoredMemory>,
-    /// Of which program, as a title: a command line, a pid, a file.
+    /// What was profiled, as a title: a command line, a pid, a file.
     pub title: String,
 }
 
@@ -96,7 +97,7 @@ pub struct MemoryProfile {
 struct HeldBlock {
     size: u64,
     holder: StackId,
-    /// How many KiB had been allocated before it.
+    /// How many KiB had been allocated before this block.
     birth: u32,
 }
 
@@ -107,7 +108,7 @@ pub struct Garbage {
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// The KiB that were allocated between the birth and the end of each, all together.
+    /// The sum, over all of them, of the KiB that were allocated during each block's life.
     pub age: u64,
 }
 
@@ -120,31 +121,31 @@ impl AddAssign for Garbage {
 }
 
 impl MemoryProfile {
-    /// An empty profile, of which formats with room for one measure show `weight`.
+    /// An empty profile. Formats with room for one measure show `weight`.
     pub fn new(weight: Weight, title: impl Into<String>) -> Self {
         let follows_blocks = weight == Weight::Held;
         Self { weight, title: title.into(), follows_blocks, ..Self::default() }
     }
 
-    /// Has it follow each block from now on, so that it knows what is held.
+    /// Makes the profile follow each block from now on, so that it knows what is held.
     pub fn follow_blocks(&mut self) {
         self.follows_blocks = true;
     }
 
-    /// Whether it knows what is held.
+    /// Whether the profile knows what is held.
     pub fn follows_blocks(&self) -> bool {
         self.follows_blocks
     }
 
-    /// How many bytes it is going to need at once, since its largest table is nearly full; 0 as long as that has room.
+    /// How many bytes its largest table will need at once when it grows; 0 as long as the table has room.
     pub fn next_growth(&self) -> u64 {
         let (used, room) = (self.heap.len(), self.heap.capacity());
-        // A table that grows is twice as large, and is there beside the old one; 7 of 8 entries are in use at most.
+        // The table doubles, and exists beside the old one while it grows; at most 7 of 8 entries are in use.
         let doubled = 2 * (room * 8 / 7) * (size_of::<(u64, HeldBlock)>() + 1);
         if used >= room / 2 { doubled as u64 } else { 0 }
     }
 
-    /// Adds an event of the VM with this number, which counts from zero. The symbols of the VM are events too.
+    /// Adds an event of the VM with this number, which counts from zero. The symbols of the VM are events, too.
     #[inline]
     pub fn add(&mut self, vm: usize, event: &Event) {
         self.register_vm(vm);
@@ -168,7 +169,7 @@ impl MemoryProfile {
                 self.growth.add(size, old_size);
                 if self.follows_blocks {
                     let old = self.release(old_addr);
-                    // It is the same block in the eyes of whoever has it: it keeps its age.
+                    // For the program it is the same block, so it keeps its age.
                     let birth = old.map_or_else(|| self.clock(), |old| old.birth);
                     let holder = old.filter(|old| size <= old.size).map_or(stack, |old| old.holder);
                     self.hold(addr, HeldBlock { size, holder, birth });
@@ -186,26 +187,26 @@ impl MemoryProfile {
         }
     }
 
-    /// Says which Lua line a source on a trace is: a stream has no room for it.
+    /// Gives the Lua line of a source on a trace: a stream has no room for it.
     pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
         self.register_vm(vm);
         self.sources[vm].line(source, frames);
     }
 
-    /// A prototype of a VM was freed: its address may mean something else later.
+    /// Notes that a prototype of a VM was freed: its address may mean something else later.
     pub fn forget_prototype(&mut self, vm: usize, proto: u64) {
         self.register_vm(vm);
         self.sources[vm].forget_prototype(proto);
     }
 
-    /// Forgets all that [`line`](Self::line) said of a VM.
+    /// Forgets everything that [`line`](Self::line) was told of a VM.
     pub fn forget_lines(&mut self, vm: usize) {
         self.register_vm(vm);
         self.sources[vm].forget_lines();
     }
 
-    /// Folds the rarest stacks once all take more than so many bytes of memory: half of that is left. What is held, and what
-    /// was garbage, goes along with them.
+    /// Folds the rarest stacks once all stacks take more than this many bytes of memory, down to half of that. Their
+    /// held bytes and their garbage are folded with them.
     #[inline]
     pub fn keep_within(&mut self, bytes: usize) {
         if self.stacks.bytes() > bytes {
@@ -226,7 +227,7 @@ impl MemoryProfile {
         self.sources.iter_mut().for_each(Sources::forget_stacks);
     }
 
-    /// What the stacks weigh that were folded since they were rare: bytes allocated.
+    /// The weight of the stacks that were folded because they were rare, in allocated bytes.
     pub fn folded(&self) -> u64 {
         self.stacks.folded()[ALLOC_SPACE.index]
     }
@@ -252,7 +253,7 @@ impl MemoryProfile {
         self.stacks.add(block.holder, INUSE_OBJECTS.index, 1);
         self.stacks.add(block.holder, INUSE_SPACE.index, block.size);
         if let Some(old) = self.heap.insert(addr, block) {
-            // Its free was lost.
+            // The profile missed its free.
             self.let_go(old);
         }
     }
@@ -277,7 +278,7 @@ impl MemoryProfile {
         self.garbage[index] += Garbage { objects: 1, bytes: block.size, age: u64::from(age) };
     }
 
-    /// What of a stack's blocks was freed again.
+    /// The blocks of a stack that were freed again.
     pub fn garbage(&self, stack: StackId) -> Garbage {
         self.garbage.get(stack.index()).copied().unwrap_or_default()
     }
@@ -294,7 +295,7 @@ impl MemoryProfile {
         }
     }
 
-    /// What the stacks are weighed by.
+    /// The weight of the stacks.
     pub fn weight(&self) -> Weight {
         self.weight
     }
@@ -321,7 +322,7 @@ impl Profile for MemoryProfile {
     fn subtitle(&self) -> String {
         let total = self.total();
         let measured = match self.weight {
-            // An estimate does not tell how many there were.
+            // An estimate does not know the number of events.
             Weight::Allocated if self.events == 0 => format!("{} allocated", bytes(total)),
             Weight::Allocated => format!("{} allocated in {} events", bytes(total), self.events),
             Weight::Events => format!("{} allocations, reallocations and frees", self.events),
@@ -426,7 +427,7 @@ mod tests {
         profile.follow_blocks();
         for number in 0..4000 {
             profile.add(0, &Event::Symbol(Symbol::lua(0x1000 + 16 * number, format!("@{number}.lua").as_bytes(), 3)));
-            // One is kept, one is freed, one is freed later.
+            // One block is kept, one is freed, one is freed later.
             for (block, source) in [(0, line(number)), (1, line(number)), (2, line(number)), (3, line(0))] {
                 profile.add(0, &alloc(source, 4 * number + block, 10));
             }

@@ -12,41 +12,41 @@ use lj_trace_unwind::symbols::demangle::demangle;
 use crate::frame::Frame;
 use crate::model::{StackId, StackTable};
 
-/// What the sources of a VM's allocations mean at one point of time, and the stacks that they are.
+/// What the sources of a VM's allocations mean at this point of the stream, and their stacks.
 ///
-/// A stack is looked up once for a source, and again only when a symbol changes what the source means.
+/// A source's stack is looked up once, and again only when a symbol changes what the source means.
 #[derive(Debug, Default)]
 pub struct Sources {
     symbols: SymbolTable,
     names: HashMap<u64, Arc<str>>,
     stacks: AddrMap<Source, StackId>,
-    /// The sources in `stacks` by prototype, so that those of a freed one can be dropped.
+    /// The sources in `stacks` by prototype, so that those of a freed prototype can be dropped.
     lua: AddrMap<u64, Vec<Source>>,
-    /// Those of C functions: a new symbol may cover any of them.
+    /// The sources that are C functions: a new symbol may cover any of them.
     c: Vec<Source>,
-    /// Those of traces, by number.
+    /// The sources that are traces, by number.
     traces: AddrMap<u64, Vec<Source>>,
-    /// The Lua lines behind the sources on traces that a recording knows more of than a stream says.
+    /// The Lua lines behind sources on traces, where a recording knows more than a stream says.
     lines: HashMap<Source, Vec<Frame>>,
-    /// What all of its stacks begin with: the VM.
+    /// The frame that all its stacks begin with: the VM.
     root: Option<Frame>,
-    /// Once all stacks take so many bytes of memory, sources that come are shown together.
+    /// Once all stacks take this many bytes of memory, further sources share one frame.
     limit: Option<usize>,
 }
 
 impl Sources {
-    /// The sources of a VM, which every stack begins with.
+    /// The sources of a VM whose stacks all begin with `root`.
     pub fn of_vm(root: Frame) -> Self {
         Self { root: Some(root), ..Self::default() }
     }
 
-    /// Has sources that come once all stacks take so many bytes of memory be shown together, as [`Frame::Rare`].
+    /// Once all stacks take this many bytes of memory, shows further sources together, as [`Frame::Rare`].
     #[must_use]
     pub fn within(self, bytes: usize) -> Self {
         Self { limit: Some(bytes), ..self }
     }
 
-    /// Takes a symbol in. Losses that the stream notes go to `losses`.
+    /// Adds a symbol. Losses that the stream notes go to `losses`.
     pub fn symbol(&mut self, symbol: &Symbol, losses: &mut BTreeMap<String, u64>) {
         match Annotation::from_symbol(symbol) {
             Some(Annotation::FunctionName { proto, name }) => {
@@ -81,26 +81,26 @@ impl Sources {
         }
     }
 
-    /// Says which Lua line a source on a trace is.
+    /// Gives the Lua line of a source on a trace.
     pub fn line(&mut self, source: Source, frames: Vec<Frame>) {
         self.stacks.remove(&source);
         self.lines.insert(source, frames);
     }
 
-    /// Forgets what a prototype means that was freed: nothing names it any more, until a symbol says what lies there then.
+    /// Forgets a freed prototype: its address has no name until a symbol says what is there then.
     pub fn forget_prototype(&mut self, proto: u64) {
         self.names.remove(&proto);
         self.symbols.remove_lua(proto);
         self.forget(proto);
     }
 
-    /// Forgets all [`line`](Self::line)s.
+    /// Forgets everything that [`line`](Self::line) was told.
     pub fn forget_lines(&mut self) {
         self.lines = HashMap::new();
         drop_all(&mut self.stacks, self.traces.drain().flat_map(|(_, sources)| sources).collect());
     }
 
-    /// Forgets the stacks of all sources: they are looked up again, for they have other numbers now.
+    /// Forgets the stacks of all sources: they have other numbers now, so they are looked up again.
     pub fn forget_stacks(&mut self) {
         self.stacks.clear();
         self.lua.clear();
@@ -112,7 +112,7 @@ impl Sources {
         drop_all(&mut self.stacks, self.lua.remove(&proto).unwrap_or_default());
     }
 
-    /// The stack of a source at this point of time.
+    /// The stack of a source at this point of the stream.
     #[inline]
     pub fn stack(&mut self, source: Source, stacks: &mut StackTable) -> StackId {
         match self.stacks.get(&source) {
@@ -138,7 +138,7 @@ impl Sources {
         stack
     }
 
-    /// What a source is, root first.
+    /// The frames of a source, root first.
     fn frames(&self, source: Source) -> Vec<Frame> {
         if let Some(line) = self.lines.get(&source) {
             return line.clone();
@@ -158,7 +158,7 @@ impl Sources {
                 if trace.proto == reserved::LOST_START {
                     return vec![Frame::Trace { number, start: Some(chunk.into()) }];
                 }
-                // The function that it starts in, and itself in place of a line.
+                // The function that the trace starts in, and the trace itself in place of a line.
                 let mut frames = self.lua_frames(trace.proto, trace.line);
                 frames.pop_if(|frame| matches!(frame, Frame::Line { .. }));
                 frames.push(Frame::Trace { number, start: Some(format!("@{chunk}:{}", trace.line).into()) });
@@ -230,7 +230,7 @@ mod tests {
             let stack = self.sources.stack(source, &mut self.stacks);
             self.stacks.add(stack, 0, 1);
             let frames = self.sources.frames(source);
-            // What is remembered for the source is what a fresh look says.
+            // The remembered stack equals a fresh look-up.
             let ids: Vec<_> = frames.iter().map(|frame| self.stacks.intern(frame.clone())).collect();
             assert_eq!(self.stacks.stack(&ids), stack);
             frames.iter().map(Frame::to_string).collect::<Vec<_>>().join(";")
@@ -266,7 +266,7 @@ mod tests {
         names.symbol(Symbol::lua(0x1000, b"@a.lua", 5));
         names.symbol(Symbol::Trace(TraceSymbol { number: 3, mcode: None, proto: 0x1000, line: 6 }));
         assert_eq!(names.of(trace), "a.lua;@a.lua:5;TRACE [3] started at @a.lua:6");
-        // The number was given to a trace that starts elsewhere.
+        // The number was reused for a trace that starts elsewhere.
         let number = 3 + symtab::GENERATION;
         let later = Source::Trace { number, mcode: None };
         names.symbol(Symbol::Trace(TraceSymbol { number, mcode: None, proto: 0x1000, line: 9 }));
@@ -274,7 +274,7 @@ mod tests {
         names.symbol(Symbol::lua(reserved::LOST_START, b"=[unknown: its start was lost]", 0));
         names.symbol(Symbol::Trace(TraceSymbol { number, mcode: None, proto: reserved::LOST_START, line: 0 }));
         assert_eq!(names.of(later), "TRACE [3] started at [unknown: its start was lost]");
-        // Streams of version 2 tell traces of one number apart by their machine code.
+        // Streams of version 2 distinguish traces with the same number by their machine code.
         names.symbol(Symbol::Trace(TraceSymbol { number: 4, mcode: Some(0x70), proto: 0x1000, line: 6 }));
         let of_version_2 = names.of(Source::Trace { number: 4, mcode: Some(0x70) });
         assert_eq!(of_version_2, "a.lua;@a.lua:5;TRACE [4] started at @a.lua:6");

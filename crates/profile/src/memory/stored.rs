@@ -1,4 +1,4 @@
-//! A memory profile that was put together of the profiles of many intervals and processes.
+//! A memory profile that is merged from the profiles of many intervals and processes.
 
 use std::io::{self, Write};
 use std::time::SystemTime;
@@ -9,14 +9,14 @@ use lj_trace_text::{Room, bytes};
 use super::{ALLOC_SPACE, EVENTS, MemoryProfile, Weight};
 use crate::model::{Recorded, StackTable};
 
-/// What is known of such a profile beside its stacks.
+/// What is known of such a profile apart from its stacks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoredMemory {
-    /// When the intervals were.
+    /// The time of all intervals.
     pub recorded: Option<Recorded>,
-    /// What there was in intervals, in the order of time.
+    /// The bytes in each interval, in the order of time.
     pub steps: Vec<GrowthStep>,
-    /// If bytes were estimated: by how much their sum may be more or less, in 19 of 20 cases.
+    /// If the bytes were estimated: by how much their sum may be off, in 19 of 20 cases.
     pub error: Option<f64>,
 }
 
@@ -31,11 +31,11 @@ pub struct GrowthStep {
     pub held: u64,
 }
 
-/// Rows of the table over time, at most.
+/// The largest number of rows in the table over time.
 const PARTS: usize = 12;
 
 impl MemoryProfile {
-    /// A profile of such stacks, whose weights are those of a memory profile.
+    /// A profile of these stacks, which have the weights of a memory profile.
     pub fn of_stacks(weight: Weight, title: impl Into<String>, stacks: StackTable, stored: StoredMemory) -> Self {
         let totals = stacks.totals();
         Self {
@@ -47,17 +47,17 @@ impl MemoryProfile {
         }
     }
 
-    /// What was put together, if it was.
+    /// What it was merged from, if it was.
     pub fn stored(&self) -> Option<&StoredMemory> {
         self.stored.as_ref()
     }
 }
 
-/// The steps of so many equal stretches of time, or of fewer if there are fewer steps.
+/// The steps merged into this many equal spans of time, or into fewer if there are fewer steps.
 fn parts(steps: &[GrowthStep]) -> Vec<GrowthStep> {
     let [Some(first), Some(last)] = [steps.first(), steps.last()] else { return Vec::new() };
     let since = |step: &GrowthStep| step.time.duration_since(first.time).unwrap_or_default();
-    // The last step is within the last part.
+    // A nanosecond more, so that the last step is within the last part.
     let part = (since(last) + std::time::Duration::from_nanos(1)).div_f64(PARTS as f64);
     let mut parts: Vec<(u128, GrowthStep)> = Vec::new();
     for step in steps {
@@ -73,7 +73,7 @@ fn parts(steps: &[GrowthStep]) -> Vec<GrowthStep> {
     parts.into_iter().map(|(_, step)| step).collect()
 }
 
-/// Writes how it went over time.
+/// Writes the development over time.
 pub(super) fn write(profile: &MemoryProfile, stored: &StoredMemory, room: Room, out: &mut dyn Write) -> io::Result<()> {
     if let Some(error) = stored.error {
         writeln!(

@@ -1,4 +1,4 @@
-//! A memory profile as text: which lines allocate, what is held and by whom, what was garbage.
+//! A memory profile as text: which lines allocate, which lines hold memory, and what became garbage.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -15,14 +15,14 @@ use crate::model::{Profile as _, Row, StackTable};
 
 const TOP: usize = 20;
 
-/// What is written.
+/// What to write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryTextOptions {
     /// Only what is still held.
     pub leak_only: bool,
 }
 
-/// What a place in the code does to the memory.
+/// What a line of code does to the memory.
 #[derive(Clone, Debug, Default)]
 struct LineTotals {
     name: String,
@@ -33,7 +33,7 @@ struct LineTotals {
     garbage: Garbage,
 }
 
-/// Writes what a profile says.
+/// Writes the profile as text.
 ///
 /// # Errors
 /// The output cannot take the bytes.
@@ -46,7 +46,7 @@ pub fn write(profile: &MemoryProfile, options: MemoryTextOptions, room: Room, ou
     }
     said(profile, &places, options, room).iter().try_for_each(|sentence| writeln!(out, "{sentence}"))?;
     let events = profile.events();
-    // An estimate does not tell how many there were.
+    // An estimate does not know the number of events.
     let counted = if events == 0 { String::new() } else { format!("{events} events: ") };
     writeln!(out, "{counted}{} allocated by {allocations} allocations and reallocations", bytes(allocated))?;
     match profile.stored() {
@@ -65,7 +65,7 @@ pub fn write(profile: &MemoryProfile, options: MemoryTextOptions, room: Room, ou
         let title = "Still held: allocated during the recording, and not freed by its end";
         write_table(&places, title, by_held, |place| holder(place, held), holders(room), out)?;
     }
-    // What is put together of intervals has not what was freed in them.
+    // A profile that is merged from intervals does not know what was freed during them.
     if profile.follows_blocks() && !options.leak_only && profile.stored().is_none() {
         let by_garbage: (Key, Key) = (|place| place.garbage.bytes, |place| place.garbage.objects);
         let title = "Garbage: allocated and freed again; the shorter it lives, the easier it is done without";
@@ -76,7 +76,7 @@ pub fn write(profile: &MemoryProfile, options: MemoryTextOptions, room: Room, ou
     if lost.is_empty() { Ok(()) } else { write!(out, "\nEvents lost\n{lost}") }
 }
 
-/// The answer: who holds most of what is there at the end, if that is known, and who allocates most.
+/// The answer: which line holds most of what is there at the end, if known, and which line allocates most.
 pub fn sentences(profile: &MemoryProfile, room: Room) -> Vec<String> {
     said(profile, &places(profile), MemoryTextOptions::default(), room)
 }
@@ -94,7 +94,7 @@ fn said(profile: &MemoryProfile, places: &[LineTotals], options: MemoryTextOptio
     held.into_iter().chain(allocated).flatten().collect()
 }
 
-/// A place for each stack: those that read the same are one.
+/// A place for each stack; stacks with the same name share one place.
 fn places(profile: &MemoryProfile) -> Vec<LineTotals> {
     let stacks = profile.weighted();
     let mut places: Vec<LineTotals> = Vec::new();
@@ -119,7 +119,7 @@ fn places(profile: &MemoryProfile) -> Vec<LineTotals> {
     places
 }
 
-/// What a stack of a memory profile is called: `a.lua:4 in work@a.lua:3`; with the VM, if there are several.
+/// The name of a stack in a memory profile: `a.lua:4 in work@a.lua:3`; with the VM, if there are several.
 pub fn name(stacks: &StackTable, row: &Row<'_>) -> String {
     let frames: Vec<&Frame> = row.frames.iter().filter_map(|&id| stacks.frame(id)).collect();
     let root = frames.first().filter(|frame| matches!(frame, Frame::Root { .. }));
@@ -141,7 +141,7 @@ pub fn name(stacks: &StackTable, row: &Row<'_>) -> String {
     name
 }
 
-/// The name of a frame, as that of the same function before it was compiled: what allocates is its code.
+/// The name of a frame without the mark for compiled code: compiled or not, the same code allocates.
 fn plain(frame: &Frame) -> String {
     match frame {
         Frame::Lua { compiled: true, .. } => {
@@ -155,7 +155,7 @@ fn plain(frame: &Frame) -> String {
     }
 }
 
-/// How the heap grew, in tenths of the events.
+/// How the heap grew, over tenths of the events.
 fn write_growth(profile: &MemoryProfile, held: u64, out: &mut dyn Write) -> io::Result<()> {
     let total = profile.growth().total();
     let change = if total < 0 { "shrank" } else { "grew" };
@@ -180,7 +180,7 @@ fn write_growth(profile: &MemoryProfile, held: u64, out: &mut dyn Write) -> io::
 
 type Key = fn(&LineTotals) -> u64;
 
-/// Lines with three figures each.
+/// A table with three figures in each row.
 fn table(columns: [(&'static str, usize); 3], title: &str, room: Room) -> Table {
     Table::new(columns.map(|(title, least)| Column::right(title, least))).end(title, Fit::Label(0), room)
 }
@@ -213,7 +213,7 @@ fn garbage(place: &LineTotals) -> [String; 3] {
     [bytes(of_all), objects.to_string(), bytes(lived)]
 }
 
-/// Writes the places with the largest keys that are not zero into the table, and that into the output.
+/// Puts the places with the largest keys that are not zero into the table, and writes the table.
 fn write_table(
     places: &[LineTotals],
     title: &str,

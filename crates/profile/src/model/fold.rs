@@ -1,7 +1,8 @@
-//! A bound on the memory of stacks: the rarest give up their innermost frames.
+//! Limits the memory of stacks: the rarest stacks give up their innermost frames.
 //!
-//! What they weigh goes to the stack of the frames that they share with one that is kept, with [`Frame::Rare`] in place of the
-//! rest. So no weight is lost, and all that is shown of a kept function, with what it calls, is as exact as before.
+//! The weight of a folded stack goes to the frames that it shares with a stack that is kept, with [`Frame::Rare`] in
+//! place of the rest. So no weight is lost, and the totals of every kept function, with all that it calls, are as exact
+//! as before.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use super::{Labels, Weights};
 use crate::Frame;
 
 impl StackTable {
-    /// Folds the rarest stacks, so that about `keep` bytes of memory are left. Gives the new number of each stack, by its old
-    /// one. Frames have other numbers, too.
+    /// Folds the rarest stacks until about `keep` bytes of memory are left. Returns the new number of each stack,
+    /// indexed by its old number. Frames get new numbers, too.
     pub fn fold_rare(&mut self, keep: usize) -> Vec<StackId> {
         let old = std::mem::take(self);
         let mut order: Vec<_> = old.numbered().map(|(id, row)| (id, weight(row.weights))).collect();
-        // Of those that weigh the same, the newest are the most likely to come again.
+        // Of equally heavy stacks, the newest are the most likely to come again.
         order.sort_by_key(|(id, weight)| Reverse((*weight, id.index())));
         let mut moved = vec![None; order.len()];
         let mut kept = 0;
@@ -36,15 +37,15 @@ impl StackTable {
             let frames = frames.iter().filter(|frame| **frame != Frame::Rare).chain([&Frame::Rare]);
             // Threads and traces come and go as functions do.
             let thread = labels.thread.clone().filter(|thread| self.knows_thread(thread));
-            // Of requests there is a bounded number of labels.
+            // Requests have a bounded number of labels.
             let labels = Labels { thread, state: labels.state, trace: None, request: labels.request.clone() };
             moved[id.index()] = Some(self.take_in(&labels, frames, weights));
         }
-        // There is one for each.
+        // Every old stack has a new one.
         moved.into_iter().flatten().collect()
     }
 
-    /// What the folded stacks weigh, of the stacks that are there now.
+    /// The weight of the folded stacks among the current stacks.
     pub fn folded(&self) -> Weights {
         let mut folded = Weights::default();
         for (id, row) in self.numbered() {
@@ -67,14 +68,14 @@ impl StackTable {
         id
     }
 
-    /// The frames of all stacks, in an order in which those that begin alike are neighbours.
+    /// The frames of all stacks, sorted so that stacks with the same beginning are neighbours.
     fn sorted(&self) -> Vec<Arc<[FrameId]>> {
         let mut keys = self.keys();
         keys.sort_unstable_by(|a, b| a[1..].cmp(&b[1..]));
         keys
     }
 
-    /// As many frames of a stack, from its root on, as one of `known` begins with.
+    /// The longest part of a stack, from its root on, that one of `known` begins with.
     fn shared_frames<'a>(&self, known: &[Arc<[FrameId]>], frames: impl Iterator<Item = &'a Frame>) -> Vec<FrameId> {
         let frames: Vec<FrameId> = frames.map_while(|frame| self.id_of(frame)).collect();
         let place = known.partition_point(|key| key[1..] < frames[..]);
@@ -85,7 +86,7 @@ impl StackTable {
     }
 }
 
-/// How much a stack counts: its bytes where it has any, else how often it was seen.
+/// How much a stack counts: its bytes if it has any, else the number of samples.
 fn weight(weights: &Weights) -> u64 {
     weights.iter().copied().max().unwrap_or(0)
 }
@@ -122,7 +123,7 @@ mod tests {
         let elsewhere = add(&mut stacks, &["thread", "once"], 1);
         let other = add(&mut stacks, &["main", "stop"], 7);
         let before = stacks.totals();
-        // Room for the first two.
+        // Room for the first two stacks.
         let moved = stacks.fold_rare(1000);
         assert_eq!(stacks.totals(), before);
         let expected = [("[rare stacks]", 1), ("main;run;[rare stacks]", 100), ("main;run;hot", 100), ("main;stop", 7)];

@@ -1,4 +1,4 @@
-//! What a stack was seen in.
+//! The labels of a stack.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use lj_trace_streams::VmState;
 
 use super::RequestLabels;
 
-/// What is known of the samples of a stack besides their frames.
+/// What is known of the samples of a stack apart from their frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels {
     /// The thread.
     pub thread: Option<ThreadLabel>,
-    /// What the VM was doing.
+    /// The state of the VM.
     pub state: Option<VmState>,
     /// The number of the trace that was running.
     pub trace: Option<u64>,
-    /// Which request the coroutine served.
+    /// The request that the coroutine served.
     pub request: Option<RequestLabels>,
 }
 
@@ -24,6 +24,6 @@ pub struct Labels {
 pub struct ThreadLabel {
     /// Its id.
     pub tid: u32,
-    /// Its name, where it could be read.
+    /// Its name, if it could be read.
     pub name: Option<Arc<str>>,
 }

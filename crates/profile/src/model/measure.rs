@@ -1,4 +1,4 @@
-//! What weights count.
+//! What the weights of stacks measure.
 
 use super::Weights;
 
@@ -12,7 +12,7 @@ pub enum Unit {
     Nanoseconds,
     /// Blocks of memory.
     Objects,
-    /// Coroutines at a time.
+    /// The number of coroutines that wait at a time.
     Coroutines,
     /// Allocations, reallocations and frees; waits.
     Events,
@@ -34,26 +34,26 @@ impl Unit {
     }
 }
 
-/// A number that each stack has.
+/// A value that each stack has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measure {
-    /// Its name among profilers, as pprof's tools know it: `samples`, `alloc_space`.
+    /// Its name in pprof and similar tools: `samples`, `alloc_space`.
     pub name: &'static str,
     /// What it counts.
     pub unit: Unit,
-    /// Which of the weights it is.
+    /// The index of its weight.
     pub index: usize,
-    /// What one of that weight is in the unit.
+    /// How many units one of that weight is.
     pub factor: u64,
 }
 
 impl Measure {
-    /// Weight `index`, as it is.
+    /// Weight `index`, with factor 1.
     pub const fn new(name: &'static str, unit: Unit, index: usize) -> Self {
         Self { name, unit, index, factor: 1 }
     }
 
-    /// What a stack of these weights has of it.
+    /// The value of this measure for a stack with these weights.
     pub fn value(&self, weights: &Weights) -> u64 {
         weights[self.index].saturating_mul(self.factor)
     }

@@ -1,6 +1,6 @@
-//! What all formats are written from: stacks of frames with labels, what they weigh by each measure, and when.
+//! The model that all formats are written from: stacks of frames with labels, their weights by each measure, and times.
 //!
-//! A recording knows all of it. A stream holds less (no threads, no times), and such parts are then absent.
+//! A recording fills all of it. A stream holds less (no threads, no times); those parts are then absent.
 
 mod fold;
 pub mod labels;
@@ -29,39 +29,40 @@ pub trait Profile {
     /// The stacks and their weights.
     fn weighted(&self) -> &StackTable;
 
-    /// What was measured, and of which program.
+    /// What was measured, and of which program, for a title.
     fn title(&self) -> String;
 
     /// What the total is, what is missing from it, and what the colours mean.
     fn subtitle(&self) -> String;
 
-    /// All that the weights tell.
+    /// All measures that the weights have.
     fn measures(&self) -> Vec<Measure>;
 
-    /// The one of them that formats with room for one show.
+    /// The measure that formats with room for one show.
     fn shown(&self) -> Measure;
 
-    /// What was recorded when, where that is known.
+    /// The order of samples in time, if known.
     fn timeline(&self) -> Option<&Timeline> {
         None
     }
 
-    /// When it was recorded, where a stream tells that.
+    /// When it was recorded, if a stream says so.
     fn recorded(&self) -> Option<Recorded> {
         None
     }
 
-    /// The process, where it is known.
+    /// The process, if known.
     fn process(&self) -> Option<u32> {
         None
     }
 
-    /// The files that native code is in, where they are known.
+    /// The files that native code is in, if known.
     fn modules(&self) -> Option<&NativeModules> {
         None
     }
 
-    /// By how much what stacks have of a measure may be more or less, in 19 of 20 cases; nothing of those that were counted.
+    /// For each stack, by how much its value of a measure may be off in 19 of 20 cases; empty if the values were
+    /// counted.
     fn errors(&self, _: &Measure) -> HashMap<StackId, f64> {
         HashMap::new()
     }
@@ -69,7 +70,7 @@ pub trait Profile {
     /// What was lost, by reason.
     fn losses(&self) -> &BTreeMap<String, u64>;
 
-    /// Writes the profile as text for people, into lines with so much room.
+    /// Writes the profile as text for people, in lines of this width.
     ///
     /// # Errors
     /// The output cannot take the bytes.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Files by their names without folders, as [`Frame::C`](crate::Frame::C) has them.
+/// Files by their names without directories, as in [`Frame::C`](crate::Frame::C).
 pub type NativeModules = BTreeMap<Arc<str>, NativeModule>;
 
 /// A file with native code, as it is mapped into the target.
@@ -11,11 +11,11 @@ pub type NativeModules = BTreeMap<Arc<str>, NativeModule>;
 pub struct NativeModule {
     /// Its path, as the target sees it.
     pub path: String,
-    /// Where its code starts in the target's memory.
+    /// The address where its code starts in the target's memory.
     pub start: u64,
-    /// First address after it.
+    /// The first address after its code.
     pub end: u64,
-    /// Offset in the file of what is at `start`.
+    /// The offset in the file of the byte at `start`.
     pub offset: u64,
     /// The build-id that its linker gave it, in hexadecimal digits.
     pub build_id: Option<String>,

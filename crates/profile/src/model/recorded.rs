@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// A stretch of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// Its beginning.
+    /// When it began.
     pub began: SystemTime,
-    /// How long it was.
+    /// How long it took.
     pub duration: Duration,
 }
 
@@ -18,13 +18,13 @@ impl Recorded {
         Self { began, duration: began.elapsed().unwrap_or_default() }
     }
 
-    /// The same in nanoseconds, the beginning since 1970.
+    /// The beginning, counted from 1970, and the duration, in nanoseconds.
     pub fn nanoseconds(self) -> [u64; 2] {
         [self.began.duration_since(UNIX_EPOCH).unwrap_or_default(), self.duration]
             .map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// What [`Self::nanoseconds`] says.
+    /// The inverse of [`Self::nanoseconds`].
     pub fn of_nanoseconds([began, duration]: [u64; 2]) -> Option<Self> {
         let began = UNIX_EPOCH.checked_add(Duration::from_nanos(began))?;
         Some(Self { began, duration: Duration::from_nanos(duration) })
@@ -32,7 +32,7 @@ impl Recorded {
 }
 
 impl fmt::Display for Recorded {
-    /// As people read it: `2026-11-25 17:43:10 UTC, 30.0 s`.
+    /// In a readable form: `2026-11-25 17:43:10 UTC, 30.0 s`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.began.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let (days, second) = (seconds / 86_400, seconds % 86_400);
@@ -43,7 +43,7 @@ impl fmt::Display for Recorded {
     }
 }
 
-/// The date so many days after the first of January 1970.
+/// The date this many days after the first of January 1970.
 fn date(days: u64) -> (u64, u64, u64) {
     let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     // The calendar repeats itself every 400 years.

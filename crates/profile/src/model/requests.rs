@@ -1,9 +1,9 @@
-//! Which request a stack was seen in.
+//! The request that a stack was seen in.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// What a label of a request tells.
+/// The kind of a request's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum RequestKey {
@@ -16,10 +16,10 @@ pub enum RequestKey {
 }
 
 impl RequestKey {
-    /// All keys, in the order in which labels have them.
+    /// All kinds, in the order in which labels have them.
     pub const ALL: [Self; 3] = [Self::Location, Self::Phase, Self::Server];
 
-    /// Its name, in all formats.
+    /// Its name, the same in all formats.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Location => "location",
@@ -28,7 +28,7 @@ impl RequestKey {
         }
     }
 
-    /// The key of this name.
+    /// The kind with this name.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|key| key.name() == name)
     }
@@ -40,12 +40,12 @@ impl fmt::Display for RequestKey {
     }
 }
 
-/// The labels of a request: of each kind one at most. There is a bounded number of values of each.
+/// The labels of a request: at most one of each kind. Each kind has a bounded number of values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestLabels(Arc<[(RequestKey, Arc<str>)]>);
 
 impl RequestLabels {
-    /// These labels; [`None`] if there are none.
+    /// A set of labels; [`None`] if there are none.
     pub fn new(labels: impl IntoIterator<Item = (RequestKey, Arc<str>)>) -> Option<Self> {
         let mut labels: Vec<_> = labels.into_iter().collect();
         labels.sort();
@@ -53,12 +53,12 @@ impl RequestLabels {
         (!labels.is_empty()).then(|| Self(labels.into()))
     }
 
-    /// The one of this kind.
+    /// The label of this kind.
     pub fn get(&self, key: RequestKey) -> Option<&Arc<str>> {
         self.0.iter().find(|(own, _)| *own == key).map(|(_, value)| value)
     }
 
-    /// All of them, by their names.
+    /// All labels, with the names of their kinds.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(key, value)| (key.name(), &**value))
     }

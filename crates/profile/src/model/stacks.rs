@@ -1,4 +1,4 @@
-//! Stacks and what each weighs: what every profile is made of.
+//! Stacks with their weights: every profile is made of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::Frame;
 pub struct FrameId(u32);
 
 impl FrameId {
-    /// Its place among [`StackTable::frames`].
+    /// Its index in [`StackTable::frames`].
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -25,18 +25,19 @@ impl FrameId {
 pub struct StackId(u32);
 
 impl StackId {
-    /// Its place among all stacks.
+    /// Its index among all stacks.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// How much there is of a stack, by as many measures as a profile may have.
+/// The weights of a stack: one for each measure that a profile may have.
 pub type Weights = [u64; 5];
 
-/// Stacks, root first, and the weights of each. Equal frames and equal stacks are held once.
+/// Stacks, root first, with their weights. Equal frames and equal stacks are stored once.
 ///
-/// A stack may begin with a [`Frame::Root`]. While all of them begin with the same one it says nothing, and is not shown.
+/// A stack may begin with a [`Frame::Root`]. If all stacks begin with the same root, the root carries no information
+/// and is hidden.
 #[derive(Clone, Debug, Default)]
 pub struct StackTable {
     /// How many different [`Frame::Root`]s there are.
@@ -46,21 +47,21 @@ pub struct StackTable {
     labels: Vec<Labels>,
     label_ids: HashMap<Labels, u32>,
     stacks: Vec<Weighted>,
-    /// By the number of the labels, then the frames.
+    /// Keyed by the number of the labels, followed by the frames.
     stack_ids: AddrMap<Arc<[FrameId]>, StackId>,
     scratch: Vec<FrameId>,
-    /// What all of it takes, about.
+    /// Roughly how much memory all of it takes, in bytes.
     bytes: usize,
 }
 
-/// Bytes of memory that a stack, a frame and a set of labels take besides what they hold, about: entries of several tables.
+/// Roughly how much memory a stack, a frame and a set of labels take in the tables, in bytes, without their contents.
 const STACK_SIZE: usize = 140;
 const FRAME_SIZE: usize = 2 * size_of::<Frame>() + 60;
 const LABELS_SIZE: usize = 2 * size_of::<Labels>() + 60;
 
 #[derive(Clone, Debug)]
 struct Weighted {
-    /// The number of the labels, then the frames.
+    /// The number of the labels, followed by the frames.
     key: Arc<[FrameId]>,
     weights: Weights,
 }
@@ -68,18 +69,18 @@ struct Weighted {
 /// A stack with all that is known of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
-    /// What it was seen in.
+    /// The labels of its samples.
     pub labels: &'a Labels,
-    /// What it belongs to: a [`Frame::Root`], shown or not.
+    /// What it belongs to: a [`Frame::Root`], shown or hidden.
     pub root: Option<FrameId>,
     /// The frames that are shown, root first.
     pub frames: &'a [FrameId],
-    /// How much there is of it.
+    /// Its weights.
     pub weights: &'a Weights,
 }
 
 impl StackTable {
-    /// The number of a frame, which is a new one if the frame is.
+    /// The number of a frame; a new frame gets a new number.
     pub fn intern(&mut self, frame: Frame) -> FrameId {
         if let Some(&id) = self.frame_ids.get(&frame) {
             return id;
@@ -92,12 +93,12 @@ impl StackTable {
         id
     }
 
-    /// The number of a stack without labels, root first; a new one weighs nothing.
+    /// The number of a stack without labels, root first; a new stack weighs nothing.
     pub fn stack(&mut self, frames: &[FrameId]) -> StackId {
         self.labelled(&Labels::default(), frames)
     }
 
-    /// The number of a stack with labels, root first; a new one weighs nothing.
+    /// The number of a stack with labels, root first; a new stack weighs nothing.
     pub fn labelled(&mut self, labels: &Labels, frames: &[FrameId]) -> StackId {
         let labels = match self.label_ids.get(labels) {
             Some(&id) => id,
@@ -123,7 +124,7 @@ impl StackTable {
         id
     }
 
-    /// Makes a stack heavier by one of its weights.
+    /// Adds to one weight of a stack.
     #[inline]
     pub fn add(&mut self, stack: StackId, index: usize, weight: u64) {
         if let Some(stack) = self.stacks.get_mut(stack.index()) {
@@ -131,7 +132,7 @@ impl StackTable {
         }
     }
 
-    /// Makes a stack lighter by one of its weights.
+    /// Subtracts from one weight of a stack.
     #[inline]
     pub fn take(&mut self, stack: StackId, index: usize, weight: u64) {
         if let Some(stack) = self.stacks.get_mut(stack.index()) {
@@ -139,7 +140,7 @@ impl StackTable {
         }
     }
 
-    /// The frame of this number, if it is one of these.
+    /// The frame with this number, if the table has it.
     pub fn frame(&self, id: FrameId) -> Option<&Frame> {
         self.frames.get(id.index())
     }
@@ -154,7 +155,7 @@ impl StackTable {
         (0..self.frames.len() as u32).map(FrameId)
     }
 
-    /// The stacks that weigh something, in the order in which they were first seen.
+    /// The stacks with a weight, in the order of first appearance.
     pub fn rows(&self) -> impl Iterator<Item = Row<'_>> {
         self.stacks.iter().filter(|stack| stack.weights != Weights::default()).map(|stack| self.row_of(stack))
     }
@@ -171,49 +172,50 @@ impl StackTable {
         Row { labels: &self.labels[labels.index()], root, frames: &frames[hidden..], weights: &stack.weights }
     }
 
-    /// All stacks, those that weigh nothing too, in the order of their numbers.
+    /// All stacks, also those without a weight, in the order of their numbers.
     pub fn numbered(&self) -> impl Iterator<Item = (StackId, Row<'_>)> {
         (0..).map(StackId).zip(self.stacks.iter().map(|stack| self.row_of(stack)))
     }
 
-    /// The labels of a stack and all of its frames, root first: with the only root of a profile, which is not shown.
+    /// The labels of a stack and all its frames, root first. These include a root that is hidden because it is the only
+    /// one.
     pub fn all_frames(&self, stack: StackId) -> Option<(&Labels, &[FrameId])> {
         self.whole(stack).map(|(labels, frames, _)| (labels, frames))
     }
 
-    /// The stacks that have some of a weight, root first, and how much, in the order in which they were first seen.
+    /// The stacks that have some of weight `index`, root first, with that weight, in the order of first appearance.
     pub fn iter(&self, index: usize) -> impl Iterator<Item = (&[FrameId], u64)> {
         self.rows().filter(move |row| row.weights[index] > 0).map(move |row| (row.frames, row.weights[index]))
     }
 
-    /// How many bytes of memory all of them take, about.
+    /// Roughly how much memory all stacks take, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A stack as it was added: its labels, and all frames.
+    /// A stack as it was added: its labels, all its frames, and its weights.
     pub(super) fn whole(&self, stack: StackId) -> Option<(&Labels, &[FrameId], &Weights)> {
         let Weighted { key, weights } = self.stacks.get(stack.index())?;
         let (labels, frames) = key.split_first()?;
         Some((self.labels.get(labels.index())?, frames, weights))
     }
 
-    /// All stacks: of each the number of its labels, then its frames.
+    /// The keys of all stacks: the number of the labels, followed by the frames.
     pub(super) fn keys(&self) -> Vec<Arc<[FrameId]>> {
         self.stacks.iter().map(|stack| stack.key.clone()).collect()
     }
 
-    /// The number of a frame that is known.
+    /// The number of a frame, if the table has it.
     pub(super) fn id_of(&self, frame: &Frame) -> Option<FrameId> {
         self.frame_ids.get(frame).copied()
     }
 
-    /// Whether some stack is of this thread.
+    /// Whether a stack belongs to this thread.
     pub(super) fn knows_thread(&self, thread: &ThreadLabel) -> bool {
         self.labels.iter().any(|labels| labels.thread.as_ref() == Some(thread))
     }
 
-    /// What all stacks weigh together.
+    /// The weights of all stacks together.
     pub fn totals(&self) -> Weights {
         let mut totals = Weights::default();
         for stack in &self.stacks {

@@ -1,4 +1,4 @@
-//! What was recorded when.
+//! The order of samples in time.
 
 use std::time::SystemTime;
 
@@ -8,11 +8,11 @@ use super::StackId;
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
     points: Vec<Point>,
-    /// More samples than are kept in order.
+    /// There were more samples than can be kept in order.
     overflow: bool,
-    /// When it begins, by the wall clock, where that is known.
+    /// The wall-clock time at which it begins, if known.
     pub started: Option<SystemTime>,
-    /// What else was measured.
+    /// Other values that were measured over time.
     pub counters: Vec<CounterSeries>,
 }
 
@@ -21,20 +21,20 @@ pub struct Timeline {
 pub struct Point {
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
-    /// Its stack, with its labels.
+    /// Its stack, including its labels.
     pub stack: StackId,
 }
 
-/// A number that changes over time.
+/// A value that changes over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CounterSeries {
-    /// What it is.
+    /// The name of the value.
     pub name: String,
-    /// When, in nanoseconds of `CLOCK_MONOTONIC`, and the number of bytes.
+    /// Times, in nanoseconds of `CLOCK_MONOTONIC`, with the value in bytes.
     pub values: Vec<(u64, u64)>,
 }
 
-/// 64 MiB of samples; viewers of timelines give up earlier.
+/// The most samples to keep: 64 MiB of them. Timeline viewers give up earlier.
 const MAX_POINTS: usize = 1 << 22;
 
 impl Timeline {
@@ -51,7 +51,7 @@ impl Timeline {
         self.points.push(point);
     }
 
-    /// The stacks have other numbers: `moved` has them by their old ones.
+    /// Replaces stack numbers: `moved` has the new number for each old one.
     pub fn renumber(&mut self, moved: &[StackId]) {
         for point in &mut self.points {
             if let Some(stack) = moved.get(point.stack.index()) {
@@ -69,13 +69,13 @@ impl Timeline {
         self.counters[index].values.push((time, value));
     }
 
-    /// When the first thing was recorded, in nanoseconds of `CLOCK_MONOTONIC`; 0 if nothing was.
+    /// The time of the first sample or value, in nanoseconds of `CLOCK_MONOTONIC`; 0 if there is none.
     pub fn start(&self) -> u64 {
         let counters = self.counters.iter().filter_map(|series| series.values.first()).map(|value| value.0);
         self.points.iter().map(|point| point.time).chain(counters).min().unwrap_or(0)
     }
 
-    /// All samples, in the order in which they came; `None` if they were too many to keep.
+    /// All samples, in the order in which they came; `None` if there were too many to keep.
     pub fn points(&self) -> Option<&[Point]> {
         (!self.overflow).then_some(&self.points)
     }

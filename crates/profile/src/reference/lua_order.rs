@@ -1,8 +1,8 @@
 //! The orders that Lua leaves open and that the reference parsers' output depends on.
 //!
-//! Lines with equal counts come in the order in which `pairs` visits a table with string keys, stirred by
-//! `table.sort`, which is not stable. Both are determined by LuaJIT: by its string hash, by its hash table, and by
-//! its quicksort. This is what tarantool/luajit b52fe979 (2024) does; its string hash has no seed.
+//! Lines with equal counts come in the order in which `pairs` visits a table with string keys, mixed up by
+//! `table.sort`, which is not stable. LuaJIT's string hash, its hash table, and its quicksort determine both. This
+//! module does what tarantool/luajit b52fe979 (2024) does; its string hash has no seed.
 //!
 //! LuaJIT's sources: [`lj_str_new`], [`lj_fullhash`], [`lua_hash`], [`lj_tab_newkey`], [`auxsort`].
 //!
@@ -14,7 +14,7 @@
 
 use std::collections::HashMap;
 
-/// The order in which `pairs` visits a table that got distinct string keys with these hashes one after the other.
+/// The order in which `pairs` visits a table after distinct string keys with these hashes were inserted one by one.
 pub(super) fn pairs_order(hashes: &[u32]) -> Vec<usize> {
     let mut table = HashPart::default();
     for key in 0..hashes.len() {
@@ -25,13 +25,13 @@ pub(super) fn pairs_order(hashes: &[u32]) -> Vec<usize> {
 
 /// The hashes that strings get when they are interned in this order (`lj_str_new` of `lj_str.c`).
 ///
-/// A string of more than 12 bytes gets another hash, made of all its bytes, when the look-up has met too many other
-/// strings (`LUAJIT_SMART_STRINGS`). Only strings with an equal first hash are counted here. What else shares
-/// their chain depends on everything the interpreter has ever interned; it can shift the point where the
-/// other hash starts by a string.
+/// A string of more than 12 bytes gets another hash, made from all its bytes, if its look-up has met too many other
+/// strings (`LUAJIT_SMART_STRINGS`). This counts only strings with an equal first hash. The other strings in their
+/// chain depend on everything that the interpreter has ever interned; they can make the other hash start a string
+/// earlier or later.
 #[derive(Debug, Default)]
 pub(super) struct Interner {
-    /// What a look-up counts for the strings that have this hash and length.
+    /// What a look-up counts for the strings with this hash and length.
     collisions: HashMap<(u32, usize), usize>,
 }
 
@@ -51,7 +51,7 @@ impl Interner {
     }
 }
 
-/// The hash that takes in all bytes: `lj_fullhash` of `lj_str.c`, for strings of 12 bytes or more.
+/// The hash over all bytes: `lj_fullhash` of `lj_str.c`, for strings of 12 bytes or more.
 fn full_hash(string: &[u8]) -> u32 {
     let word = |at: usize| word_at(string, at);
     let length = string.len();
@@ -90,7 +90,7 @@ fn word_at(string: &[u8], at: usize) -> u32 {
 fn string_hash(string: &[u8]) -> u32 {
     let length = string.len();
     let word = |at: usize| word_at(string, at);
-    // The shorter strings are read as C's char, which is signed on x86.
+    // Shorter strings are read as C's char, which is signed on x86.
     let char = |at: usize| string[at] as i8 as u32;
     let mut h = length as u32;
     let (mut a, mut b);
@@ -124,12 +124,12 @@ struct Node {
     next: Option<usize>,
 }
 
-/// The hash part of a table that keys are only added to: `lj_tab.c`.
+/// The hash part of a table whose keys are never removed: `lj_tab.c`.
 #[derive(Default)]
 struct HashPart {
-    /// Empty, or a power of two of them.
+    /// Empty, or a power of two of nodes.
     nodes: Vec<Node>,
-    /// Nodes from here on are in use.
+    /// All nodes from here on are in use.
     free_top: usize,
 }
 
@@ -138,7 +138,8 @@ impl HashPart {
         hash as usize & (self.nodes.len() - 1)
     }
 
-    /// `lj_tab_newkey`, with Brent's variation: a key that is not in its main node makes room for one that would be.
+    /// `lj_tab_newkey`, with Brent's variation: a key that is outside its main node makes room for a key that belongs
+    /// there.
     fn insert(&mut self, key: usize, hashes: &[u32]) {
         if self.nodes.is_empty() {
             return self.grow_for(key, hashes);
@@ -162,7 +163,8 @@ impl HashPart {
         self.nodes[node].key = Some(key);
     }
 
-    /// Moves the occupant of `node`, whose main node is `home`, to `free`, and chains what belongs to `node` there.
+    /// Moves the occupant of `node`, whose main node is `home`, to `free`, and chains the keys that belong to `node`
+    /// there.
     fn evict(&mut self, node: usize, free: usize, home: usize, hashes: &[u32]) {
         let mut before = home;
         while let Some(next) = self.nodes[before].next
@@ -179,7 +181,7 @@ impl HashPart {
             let main = self.nodes[next].key.map(|key| self.main_node(hashes[key]));
             let target = match main {
                 Some(main) if !rechained && main == node => node,
-                // Once one node has gone to another chain, others may belong to that one.
+                // Once one node has moved to another chain, further nodes may belong to that chain.
                 Some(main) if rechained && main != last && main != next => main,
                 _ => {
                     last = next;
@@ -284,7 +286,7 @@ mod tests {
 
     #[test]
     fn pairs_visits_keys_as_luajit_does() {
-        // From `pairs` in a build of tarantool/luajit b52fe979, over the first so many of these keys.
+        // From `pairs` in a build of tarantool/luajit b52fe979, over the first 20 of these keys.
         let order: Vec<String> = pairs_order(&hashes(20)).iter().map(usize::to_string).collect();
         assert_eq!(order.join(" "), ORDER_OF_20);
         let mut all = pairs_order(&hashes(5000));

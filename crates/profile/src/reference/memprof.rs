@@ -1,4 +1,4 @@
-//! What `parse-memprof` prints for a memprof stream: the text of the release that reads the stream's version.
+//! What `parse-memprof` prints for a memprof stream: the text of the release that reads this stream version.
 //!
 //! LuaJIT's sources: [`lj_strfmt_wfnum`].
 //!
@@ -17,13 +17,14 @@ use super::sysprof::demangle;
 /// The parser's options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReferenceOptions {
-    /// Only what is still held (`--leak-only`).
+    /// Show only what is still held (`--leak-only`).
     pub leak_only: bool,
-    /// KiB, MiB and GiB in place of bytes (`--human-readable`; for versions 1 and 2 too, whose parsers lack it).
+    /// Show KiB, MiB and GiB in place of bytes (`--human-readable`); also for versions 1 and 2, whose parsers lack the
+    /// option.
     pub human_readable: bool,
 }
 
-/// A memprof stream, read: events by source, and what became of the memory.
+/// A memprof stream after reading: events by source, and what became of the memory.
 #[derive(Debug)]
 pub struct ReferenceSummary {
     version: u8,
@@ -34,12 +35,12 @@ pub struct ReferenceSummary {
     heap: HeapMap<Chunk>,
 }
 
-/// A number of [`Locations`].
+/// An index into [`Locations`].
 type LocationId = u32;
-/// A number of [`Locations::names`].
+/// An index into [`Locations::names`].
 type NameId = u32;
 
-/// What the parser takes for one source: its `id`.
+/// What the parser counts as one source: its `id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Location {
     addr: u64,
@@ -65,12 +66,12 @@ impl Location {
 #[derive(Debug, Default)]
 struct Locations {
     symbols: SymbolTable,
-    /// Counts the changes of `symbols`: names are valid for one such number.
+    /// Counts the changes of `symbols`: a name is valid for one epoch.
     epoch: u32,
     all: Vec<Location>,
     /// The hash of the parser's key for each location, which decides the order of its tables.
     hashes: Vec<u32>,
-    /// The name of each location, and the epoch it is from.
+    /// The name of each location, and the epoch of that name.
     current: Vec<(NameId, u32)>,
     ids: AddrMap<Location, LocationId>,
     names: Vec<Vec<u8>>,
@@ -96,7 +97,7 @@ struct SourceEvents {
     count: u64,
     freed: u64,
     allocated: u64,
-    /// Whose memory they reallocated or freed, in the order in which it was first seen.
+    /// Whose memory this location reallocated or freed, in the order of first appearance.
     primary: Vec<Primary>,
     primary_index: AddrMap<LocationId, u32>,
 }
@@ -110,7 +111,7 @@ struct Primary {
     count: u64,
 }
 
-/// Memory that is allocated.
+/// A live block.
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     size: u64,
@@ -127,7 +128,7 @@ struct Held {
 }
 
 impl ReferenceSummary {
-    /// A summary of no events yet, in the text for streams of this version.
+    /// A summary without events, for streams of this version.
     pub fn new(version: u8) -> Self {
         Self {
             version,
@@ -139,7 +140,7 @@ impl ReferenceSummary {
         }
     }
 
-    /// Adds an event. The symbols of the stream's start are the first events.
+    /// Adds an event. The symbols at the stream's start are the first events.
     #[inline]
     pub fn add(&mut self, event: Event) {
         let heap = &mut self.heap;
@@ -240,7 +241,7 @@ impl ReferenceSummary {
         self.held().iter().map(|(_, held)| held.bytes).sum()
     }
 
-    /// What each name still holds, in the order in which the parser meets them: `form_heap_delta` of
+    /// What each name still holds, in the order in which the parser meets the names: `form_heap_delta` of
     /// `tools/memprof/process.lua`.
     fn held(&self) -> Vec<(NameId, Held)> {
         let mut held: Vec<(NameId, Held)> = Vec::new();
@@ -303,7 +304,7 @@ impl ReferenceSummary {
         Ok(())
     }
 
-    /// The order in which `pairs` visits a table by location.
+    /// The order in which `pairs` visits a table that is keyed by location.
     fn visiting_order<T>(&self, items: &[T], location: impl Fn(&T) -> LocationId) -> Vec<usize> {
         let hashes: Vec<u32> = items.iter().map(|item| self.locations.hashes[location(item) as usize]).collect();
         pairs_order(&hashes)
@@ -331,17 +332,18 @@ fn human_readable(bytes: u64) -> String {
     if amount.fract() == 0.0 { format!("{amount:.0}{unit}") } else { format!("{}{unit}", two_decimals(amount)) }
 }
 
-/// `%.2f` of Tarantool's LuaJIT (`lj_strfmt_num.c`), which rounds a tie away from zero where C, and later LuaJIT, round
-/// it to an even digit: 453.125 is 453.13. Only multiples of 1/8 can be ties: all other numbers lie on one side, exactly.
+/// `%.2f` of Tarantool's LuaJIT (`lj_strfmt_num.c`). It rounds a tie away from zero, while C and later LuaJIT round it
+/// to an even digit: 453.125 is 453.13. Only odd multiples of 1/8 can be ties; all other numbers are clearly on one
+/// side.
 fn two_decimals(amount: f64) -> String {
     let eighths = amount * 8.0;
     let is_tie = eighths.fract() == 0.0 && eighths % 2.0 == 1.0;
-    // The next number up is on the right side of the tie.
+    // The next larger number is on the right side of the tie.
     format!("{:.2}", if is_tie { amount.next_up() } else { amount })
 }
 
 impl Locations {
-    /// The number of a source, and of its name at this point of the stream.
+    /// The number of a source, and the number of its name at this point of the stream.
     #[inline]
     fn of(&mut self, source: Source, version: u8) -> (LocationId, NameId) {
         let location = match source {
@@ -389,7 +391,7 @@ impl Locations {
         let Location { addr, line, traceno } = location;
         if traceno == 0 {
             return match self.symbols.lua(addr) {
-                // Aliases came with version 3.
+                // Aliases exist since version 3.
                 Some(lua) if version < 3 && addr != 0 => [&lua.chunk, format!(":{line}").as_bytes()].concat(),
                 _ => demangle(&self.symbols, addr, line),
             };
@@ -432,7 +434,7 @@ impl Events {
 }
 
 impl SourceEvents {
-    /// Counts that memory was taken from its owner, and given back to it at this size. Memory from before the
+    /// Counts that this location took memory from its owner, and gave it back at this size. Memory from before the
     /// profile has no owner.
     #[inline]
     fn overrides(&mut self, chunk: Option<Chunk>, size: u64) {

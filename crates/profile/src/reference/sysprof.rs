@@ -1,4 +1,4 @@
-//! What `parse-sysprof` prints for a sysprof stream, sorted: it prints in no order.
+//! What `parse-sysprof` prints for a sysprof stream, but sorted: the parser prints its lines in no order.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read, Write};
@@ -11,10 +11,10 @@ use lj_trace_streams::{StreamError, Symbol, SymbolTable, SysprofReader};
 /// Stacks as the parser prints them, and how often each was seen.
 pub type Lines = BTreeMap<Vec<u8>, u64>;
 
-/// The lines of the parser, in bytewise order, and where the stream is cut off, if it is.
+/// The lines of the parser, in bytewise order, and the position of the cut if the stream is cut off.
 ///
 /// # Errors
-/// What [`SysprofReader::next_event`] says, but for a cut.
+/// The errors of [`SysprofReader::next_event`], except for a cut.
 pub fn read<R: Read>(
     symbols: Vec<Symbol>,
     reader: &mut SysprofReader<R>,
@@ -75,7 +75,7 @@ struct NumberedNames {
     symbols: SymbolTable,
     names: Vec<Vec<u8>>,
     numbers: HashMap<Vec<u8>, u32>,
-    /// What is known until the next symbol.
+    /// What frames mean, up to the next symbol.
     frames: AddrMap<MergedFrame, Option<u32>>,
     boundaries: std::cell::RefCell<AddrMap<u64, Boundary>>,
 }
@@ -95,7 +95,7 @@ impl NumberedNames {
         })
     }
 
-    /// The number of a frame's name; `None` for a fast function that the parser does not know and leaves out.
+    /// The number of a frame's name; `None` for a fast function that the parser does not know and omits.
     fn of(&mut self, frame: MergedFrame) -> Option<u32> {
         if let Some(&number) = self.frames.get(&frame) {
             return number;
@@ -122,7 +122,7 @@ impl NumberedNames {
     }
 }
 
-/// The name of an address: `demangle` of `tools/utils/symtab.lua`, for what is not a trace.
+/// The name of an address that is no trace: `demangle` of `tools/utils/symtab.lua`.
 pub(super) fn demangle(symbols: &SymbolTable, addr: u64, line: u64) -> Vec<u8> {
     if addr == 0 {
         return b"INTERNAL".into();

@@ -1,16 +1,16 @@
 //! How long waits are, from pairs of looks.
 //!
-//! A coroutine that a look finds waiting is still in the same wait after a lag `t` with a probability that begins at 1 and
-//! falls by `t / mean length` at first, whatever the lengths are distributed like: waits end at a rate of one per mean length
-//! (renewal theory). Lags that nearly all waits outlast so tell the mean; longer ones tell less, since a wait can have ended
-//! and another one begun.
+//! A coroutine that a look finds waiting is still in the same wait after a lag `t` with a probability that begins at 1
+//! and falls by `t / mean length` at first, whatever the distribution of the lengths: waits end at a rate of one per
+//! mean length (renewal theory). So lags that nearly all waits outlast show the mean. Longer lags show less, since one
+//! wait may have ended and another one begun.
 
 use std::time::Duration;
 
-/// Lags are sorted into these by powers of two, from a millisecond on.
+/// The number of bins for lags, by powers of two, from a millisecond on.
 const BINS: usize = 20;
 
-/// So many ends are enough for a length.
+/// How many ended waits are enough to know a length.
 const ENOUGH: f64 = 100.0;
 
 /// Pairs of looks, by their lags.
@@ -23,26 +23,26 @@ pub struct Pairs {
 struct Bin {
     same: u32,
     gone: u32,
-    /// Seconds of those that are the same, and of the others.
+    /// The summed lags of the pairs in the same wait, and of the other pairs, in seconds.
     same_time: f32,
     gone_time: f32,
 }
 
-/// How long waits are.
+/// The mean length of waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Length {
     /// The mean, in seconds.
     pub seconds: f64,
-    /// Its standard error, as a share of it.
+    /// Its standard error, as a fraction of the mean.
     pub error: f64,
-    /// Whether no wait was seen to end: then the mean is that or more.
+    /// Whether no wait was seen to end: then the mean is at least this.
     pub is_least: bool,
-    /// Whether no wait outlasted a lag: then the mean is about that or less.
+    /// Whether no wait outlasted a lag: then the mean is about this or less.
     pub is_most: bool,
 }
 
 impl Pairs {
-    /// Adds pairs of a lag: those that are in the same wait, and those that are not.
+    /// Adds pairs with this lag: `same` pairs were in the same wait, `gone` pairs were not.
     pub fn add(&mut self, lag: Duration, same: u64, gone: u64) {
         let seconds = lag.as_secs_f64();
         let bin = ((seconds * 1e3).max(1.0).log2() as usize).min(BINS - 1);
@@ -54,7 +54,7 @@ impl Pairs {
         bin.gone_time += (seconds * gone as f64) as f32;
     }
 
-    /// Adds those of another stack.
+    /// Adds the pairs of another stack.
     pub fn merge(&mut self, other: &Self) {
         for (bin, other) in self.bins.iter_mut().zip(&other.bins) {
             bin.same = bin.same.saturating_add(other.same);
@@ -64,11 +64,11 @@ impl Pairs {
         }
     }
 
-    /// How long a wait is; [`None`] if there are no pairs.
+    /// The mean length of a wait; [`None`] if there are no pairs.
     pub fn length(&self) -> Option<Length> {
         let (mut bins, mut same, mut gone) = (Vec::new(), 0.0, 0.0);
         for bin in self.bins.iter().filter(|bin| bin.same + bin.gone > 0) {
-            // Longer lags tell less: of another wait, what was between is not known.
+            // Longer lags show less: what happened in between is unknown if the second wait is another one.
             if gone >= ENOUGH {
                 break;
             }
@@ -91,10 +91,10 @@ impl Pairs {
     }
 }
 
-/// The mean length that makes what was seen most likely, if waits end at an even rate: of each lag, how many were in the same
-/// wait, and how many not.
+/// The mean length that makes the observations most likely, if waits end at a constant rate. Each bin has the number of
+/// pairs in the same wait, the number of other pairs, and the lag.
 fn most_likely(bins: &[(f64, f64, f64)]) -> f64 {
-    // What the likelihood grows by with the rate, which falls as that grows.
+    // The derivative of the log-likelihood by the rate, which falls as the rate grows.
     let slope = |rate: f64| -> f64 {
         let of = |&(same, gone, lag): &(f64, f64, f64)| gone * lag / ((rate * lag).exp_m1()).max(1e-12) - same * lag;
         bins.iter().map(of).sum()
@@ -115,7 +115,8 @@ fn most_likely(bins: &[(f64, f64, f64)]) -> f64 {
 mod tests {
     use super::*;
 
-    /// Pairs of looks at waits whose lengths `draw` gives, one after the other without a gap, with lags up to twice `stretch`.
+    /// Pairs of looks at waits that follow each other without a gap. `draw` gives their lengths; lags are up to twice
+    /// `stretch`.
     fn simulated(stretch: f64, looks: usize, mut draw: impl FnMut(&mut fastrand::Rng) -> f64) -> Length {
         let mut rng = fastrand::Rng::with_seed(7);
         let mut pairs = Pairs::default();

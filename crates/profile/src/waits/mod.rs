@@ -1,9 +1,9 @@
-//! Where coroutines wait: from looks at all of them, now and then.
+//! Where coroutines wait: found by occasional snapshots ("looks") of all coroutines.
 //!
-//! Each look stands for a stretch of time, and lies at a random moment in it. So the number of coroutines that it finds in a
-//! place, times the length of the stretch, is an unbiased estimate of the time that coroutines have waited there, however
-//! long each wait was: one of length `w` is found with probability `w / stretch`, and then counts for a whole stretch. How
-//! long waits are is another question, which pairs of looks answer ([`lengths`]).
+//! Each look stands for a stretch of time, and happens at a random moment in it. So the number of coroutines that a
+//! look finds at a place, times the length of the stretch, is an unbiased estimate of the time that coroutines have
+//! waited there, however long each wait was: a wait of length `w` is found with probability `w / stretch`, and then
+//! counts for a whole stretch. The length of waits is another question, which pairs of looks answer ([`lengths`]).
 
 pub mod lengths;
 mod text;
@@ -22,12 +22,12 @@ use crate::model::{FrameId, Measure, Profile, StackId, StackTable, Unit};
 
 /// Time of waiting.
 pub const WAIT: Measure = Measure::new("wait", Unit::Nanoseconds, 0);
-/// Coroutines that wait at a time, on average.
+/// How many coroutines wait at a time, on average.
 pub const COROUTINES: Measure = Measure::new("coroutines", Unit::Coroutines, 1);
-/// How many waits there were, estimated.
+/// The estimated number of waits.
 pub const WAITS: Measure = Measure::new("waits", Unit::Events, 2);
 
-/// Bytes of memory for stacks, as in a CPU profile.
+/// Memory for stacks, in bytes, as in a CPU profile.
 const STACKS: usize = 16 << 20;
 
 /// Where coroutines wait, and how long.
@@ -38,46 +38,46 @@ pub struct WaitProfile {
     figures: Vec<Figures>,
     losses: BTreeMap<String, u64>,
     about: AboutLooks,
-    /// What was looked at, as a title.
+    /// What was recorded, as a title.
     pub title: String,
-    /// The process, if it is one.
+    /// The process, if there is one.
     pub pid: Option<u32>,
 }
 
 /// What is known of one stack.
 #[derive(Clone, Debug, Default)]
 struct Figures {
-    /// What the last look that found somebody here counted, in nanoseconds, and the number of that look.
+    /// What the last look that found a coroutine here counted, in nanoseconds, and the number of that look.
     last: (f64, u64),
-    /// Squares of the differences from each look to the next one.
+    /// The sum of the squared differences between each look and the next.
     squares: f64,
     pairs: Pairs,
 }
 
-/// What is known of the looks.
+/// What is known of all looks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AboutLooks {
-    /// How many there were.
+    /// The number of looks.
     pub looks: u64,
-    /// The time that they stand for.
+    /// The time that the looks stand for.
     pub time: Duration,
-    /// Time of all coroutines that were there, whatever they did, but for those that were over: in seconds.
+    /// The summed lifetime of all coroutines that had not ended, whatever they did, in seconds.
     pub there: f64,
 }
 
-/// What a look has found.
+/// The result of one look.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WaitLook {
-    /// How much time it stands for.
+    /// How much time the look stands for.
     pub stretch: Duration,
-    /// How many coroutines there were that were not over.
+    /// How many coroutines there were that had not ended.
     pub there: f64,
-    /// How many of them waited with each stack: as many as were counted, or estimated from some of them.
+    /// How many of them waited with each stack: all were counted, or the number is estimated from a part of them.
     pub waiting: Vec<(StackId, f64)>,
 }
 
 impl WaitProfile {
-    /// An empty one.
+    /// An empty profile.
     pub fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), ..Self::default() }
     }
@@ -88,8 +88,8 @@ impl WaitProfile {
         self.stacks.stack(&frames)
     }
 
-    /// The number of the stack that has the frames of two, one behind the other; that of the `inner` one if these would be more
-    /// than `most`.
+    /// The number of the stack with the frames of both stacks, `outer` first. If these are more than `most`, it is the
+    /// number of the `inner` stack.
     pub fn join(&mut self, outer: StackId, inner: StackId, most: usize) -> StackId {
         let frames_of = |stack| self.stacks.all_frames(stack).map_or(&[][..], |(_, frames)| frames);
         let is_code = |id: &&FrameId| !matches!(self.stacks.frame(**id), Some(Frame::Root { .. }));
@@ -98,7 +98,7 @@ impl WaitProfile {
         if frames.len() > most { inner } else { self.stacks.stack(&frames) }
     }
 
-    /// Takes what a look has found.
+    /// Adds the result of a look.
     pub fn add(&mut self, look: &WaitLook) {
         let nanoseconds = look.stretch.as_nanos() as f64;
         self.about.looks += 1;
@@ -112,13 +112,13 @@ impl WaitProfile {
         }
     }
 
-    /// Two looks so long apart have found so many coroutines in the same wait; so many others, whom the first of them had
-    /// found there, had gone on by the second one.
+    /// Adds a pair of looks, `lag` apart: `same` coroutines were in the same wait in both, and `gone` others, which the
+    /// first look had found there, had moved on by the second.
     pub fn pair(&mut self, stack: StackId, lag: Duration, same: u64, gone: u64) {
         self.of(stack).pairs.add(lag, same, gone);
     }
 
-    /// Takes back what was added for coroutines that were not there any more.
+    /// Removes time that was added for coroutines that no longer existed.
     pub fn take_back(&mut self, stack: StackId, time: Duration) {
         self.stacks.take(stack, WAIT.index, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
@@ -130,8 +130,8 @@ impl WaitProfile {
         &mut self.figures[stack.index()]
     }
 
-    /// Folds the rarest stacks once all take too much memory. Gives the new number of each stack by its old one, if they have
-    /// changed.
+    /// Folds the rarest stacks once all stacks take too much memory. If their numbers have changed, returns the new
+    /// number of each stack, indexed by its old number.
     pub fn keep_within_room(&mut self) -> Option<Vec<StackId>> {
         let own = self.figures.len() * size_of::<Figures>();
         if self.stacks.bytes() + own <= STACKS {
@@ -144,19 +144,19 @@ impl WaitProfile {
         Some(moved)
     }
 
-    /// Counts what was lost, by reason.
+    /// Counts losses, by reason.
     pub fn lose(&mut self, reason: &str, count: u64) {
         if count > 0 {
             *self.losses.entry(reason.to_owned()).or_insert(0) += count;
         }
     }
 
-    /// What is known of the looks.
+    /// What is known of all looks.
     pub fn about(&self) -> AboutLooks {
         self.about
     }
 
-    /// Forgets all figures and losses: the next interval begins. Stacks keep their numbers.
+    /// Forgets all figures and losses, for the next interval. Stacks keep their numbers.
     pub fn begin_anew(&mut self) {
         let stacks: Vec<StackId> = self.stacks.numbered().map(|(id, _)| id).collect();
         for stack in stacks {
@@ -165,8 +165,8 @@ impl WaitProfile {
         (self.figures, self.losses, self.about) = Default::default();
     }
 
-    /// Gives the stacks the weights that follow from the time: how many coroutines wait at a time, and how many waits that
-    /// were. To be called before a format is written.
+    /// Computes from the time the other two weights of each stack: how many coroutines wait at a time, and how many
+    /// waits there were. Call this before a format is written.
     pub fn weigh(&mut self) {
         let seconds = self.about.time.as_secs_f64().max(1e-9);
         let of = |(stack, row): (StackId, crate::model::Row<'_>)| {
@@ -183,7 +183,7 @@ impl WaitProfile {
         }
     }
 
-    /// How long a wait with this stack is, on average; [`None`] if no two looks tell.
+    /// The mean length of a wait with this stack; [`None`] if no pair of looks tells.
     pub fn length(&self, stack: StackId) -> Option<Length> {
         self.figures.get(stack.index())?.pairs.length()
     }
@@ -193,28 +193,28 @@ impl WaitProfile {
         self.figures.get(stack.index()).map_or(0.0, |figures| figures.error(self.about.looks))
     }
 
-    /// The places where coroutines wait, the one with most of the time first.
+    /// The places where coroutines wait, longest time first.
     pub fn places(&self) -> Vec<WaitPlace> {
         text::places(self)
     }
 
-    /// What it says, in a sentence; nothing if nobody waits.
+    /// A sentence about the waits; nothing if no coroutine waits.
     pub fn sentence(&self) -> Option<String> {
         text::sentence(self)
     }
 }
 
 impl Figures {
-    /// A look has counted so much here.
+    /// Notes that a look has counted `weight` here.
     fn note(&mut self, weight: f64, look: u64) {
         let (last, number) = self.last;
-        // Those between have found nobody.
+        // The looks in between found no coroutine here.
         self.squares += if number + 1 == look { (weight - last).powi(2) } else { last.powi(2) + weight.powi(2) };
         self.last = (weight, look);
     }
 
-    /// The standard error of the sum, from how much one look differs from the next one: what is the same all the time has
-    /// none.
+    /// The standard error of the sum, from the differences between successive looks. A count that never changes has no
+    /// error.
     fn error(&self, looks: u64) -> f64 {
         let (last, number) = self.last;
         let mut squares = self.squares;
@@ -284,7 +284,7 @@ impl Profile for WaitProfile {
     }
 }
 
-/// Standard errors that 19 of 20 cases lie within.
+/// The number of standard errors around the mean that contain 19 of 20 cases.
 const NINETEEN_OF_TWENTY: f64 = 1.96;
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ fn time_is_what_looks_count_times_what_they_stand_for() {
     let places = profile.places();
     assert_eq!((places[0].name.as_str(), places[0].called.as_str()), ("receive@redis.lua:88", "coroutine.yield"));
     assert!((places[0].coroutines.0 - 412.0).abs() < 1e-9 && places[0].coroutines.1 < 100.0);
-    // What one look finds and the next one does not may as well be nothing.
+    // A place that one look finds and the next does not may just as well be empty.
     let (mean, error) = places[1].coroutines;
     assert!((mean - 0.5).abs() < 1e-9 && error > 0.2, "{mean} +- {error}");
     assert_eq!(profile.sentence().unwrap(), "412 of 500 coroutines wait in `receive@redis.lua:88`, 1.6 s each");
@@ -42,7 +42,7 @@ fn time_is_what_looks_count_times_what_they_stand_for() {
 #[test]
 fn looks_at_random_moments_find_all_of_the_time() {
     let mut rng = fastrand::Rng::with_seed(1);
-    // Waits of 0.05 s, one begun each 0.5 s: a tenth of the time, of each of twenty coroutines.
+    // Waits of 0.05 s, one every 0.5 s: each of twenty coroutines waits a tenth of the time.
     let (mut sums, mut inside) = (0.0, 0);
     let rounds = 200;
     for _ in 0..rounds {
@@ -62,7 +62,7 @@ fn looks_at_random_moments_find_all_of_the_time() {
     }
     let mean = sums / f64::from(rounds);
     assert!((mean - 60.0).abs() < 2.0, "{mean}");
-    // 19 of 20, as far as 200 rounds tell.
+    // 19 of 20, as far as 200 rounds can tell.
     assert!(inside >= 170, "{inside} of {rounds} within their errors");
 }
 

@@ -10,27 +10,27 @@ use super::{AboutLooks, Length, NINETEEN_OF_TWENTY, Pairs, WAIT, WaitProfile};
 use crate::Frame;
 use crate::model::{Profile as _, Row};
 
-/// Places that are shown.
+/// How many places to show.
 const TOP: usize = 30;
-/// A name is not cut to less than this.
+/// The shortest length to cut a name to.
 const LEAST_NAME: usize = 40;
 
-/// A line of Lua code where coroutines wait, with what it has called.
+/// A line of Lua code where coroutines wait, with the function that it has called.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WaitPlace {
     /// `receive@redis.lua:88`: the function, and the line that it executes.
     pub name: String,
-    /// What it has called: `coroutine.yield`. Nothing if it is not known.
+    /// The called function: `coroutine.yield`. Empty if it is unknown.
     pub called: String,
     /// Nanoseconds of waiting.
     pub time: u64,
-    /// Coroutines at a time, on average, and by how much that may be more or less in 19 of 20 cases.
+    /// How many coroutines wait here at a time, on average, and by how much that may be off in 19 of 20 cases.
     pub coroutines: (f64, f64),
-    /// How long a wait is.
+    /// The mean length of a wait.
     pub length: Option<Length>,
 }
 
-/// The places, the one with most of the time first.
+/// The places, longest time first.
 pub fn places(profile: &WaitProfile) -> Vec<WaitPlace> {
     let seconds = profile.about.time.as_secs_f64().max(1e-9);
     let mut places: HashMap<(String, String), (u64, f64, Pairs)> = HashMap::new();
@@ -54,7 +54,7 @@ pub fn places(profile: &WaitProfile) -> Vec<WaitPlace> {
     places
 }
 
-/// The innermost Lua function with the line that it executes, and what it has called.
+/// The innermost Lua function with its current line, and the function that it has called.
 fn place_of(profile: &WaitProfile, row: &Row<'_>) -> (String, String) {
     let frames = || row.frames.iter().rev().filter_map(|id| profile.stacks.frame(*id));
     let called = frames().take_while(|frame| !matches!(frame, Frame::Lua { .. })).last();
@@ -68,7 +68,7 @@ fn place_of(profile: &WaitProfile, row: &Row<'_>) -> (String, String) {
     }
 }
 
-/// What it says, in a sentence.
+/// The answer in one sentence.
 pub fn sentence(profile: &WaitProfile) -> Option<String> {
     let seconds = profile.about.time.as_secs_f64();
     let first = profile.places().into_iter().next().filter(|_| seconds > 0.0)?;
@@ -78,7 +78,7 @@ pub fn sentence(profile: &WaitProfile) -> Option<String> {
     Some(format!("{} of {} coroutines {verb} in `{}`{each}", number(first.coroutines.0), number(there), first.name))
 }
 
-/// A number of coroutines: whole ones where there are many.
+/// A number of coroutines, without decimals if it is large.
 fn number(coroutines: f64) -> String {
     if coroutines >= 99.95 || (coroutines - coroutines.round()).abs() < 0.05 {
         format!("{coroutines:.0}")
@@ -87,9 +87,9 @@ fn number(coroutines: f64) -> String {
     }
 }
 
-/// How long a wait is: `1.9 s`; `~0.2 s` if chance has a large part in it.
+/// The length of a wait: `1.9 s`; `~0.2 s` if chance has a large part in it.
 pub fn time_of(length: Length) -> String {
-    /// Beyond this share, an error is worth a mark.
+    /// An error above this share gets a mark.
     const UNSURE: f64 = 0.2;
     let mark = match length {
         Length { is_least: true, .. } => "over ",
@@ -109,7 +109,7 @@ fn seconds_of(seconds: f64) -> String {
     }
 }
 
-/// Writes what a profile says.
+/// Writes the profile as text.
 ///
 /// # Errors
 /// The output cannot take the bytes.

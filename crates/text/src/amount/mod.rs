@@ -1,20 +1,20 @@
-//! Amounts that people write: times, sizes, shares. On the command line and in every configuration they read the same.
+//! Amounts that people write: times, sizes, shares. The command line and every configuration accept the same forms.
 
 use std::time::Duration;
 
 #[cfg(feature = "serde")]
 pub mod written;
 
-/// Units of time and their seconds.
+/// Units of time, in seconds.
 const TIMES: [(&str, f64); 6] = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("min", 60.0), ("h", 3600.0), ("d", 86_400.0)];
 
-/// Units of size and the powers of two that they are, without `B` and `iB`.
+/// Units of size, as powers of two, without `B` and `iB`.
 const SIZES: [(&str, u32); 5] = [("", 0), ("k", 10), ("m", 20), ("g", 30), ("t", 40)];
 
 /// Reads a time such as `30s`, `1h30m`, `1.5m` or `500ms`; a bare number counts seconds.
 ///
 /// # Errors
-/// What was expected.
+/// A message that says what was expected.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     const EXPECTED: &str = "expected a time such as 30s, 5m, 1h30m or 500ms";
     let is_digit = |c: char| c.is_ascii_digit() || c == '.';
@@ -26,7 +26,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         let factor = TIMES.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor);
         let factor = match factor {
             Some(factor) => factor,
-            // `1h30` may mean minutes or seconds.
+            // `1h30` could mean minutes or seconds.
             None if unit.is_empty() && number == text => 1.0,
             None if unit.is_empty() || number.is_empty() => return Err(EXPECTED.to_owned()),
             None => return Err(format!("unknown unit `{unit}`: use ms, s, m, h or d")),
@@ -48,7 +48,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 /// Reads a size such as `500M`, `1.5G`, `64k` or `64 KiB`; a bare number counts bytes. Units are powers of 1024.
 ///
 /// # Errors
-/// What was expected.
+/// A message that says what was expected.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     const EXPECTED: &str = "expected a size such as 500M or 2G";
     let too_large = || "the size is too large".to_owned();
@@ -68,7 +68,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         Err(error) if *error.kind() == std::num::IntErrorKind::PosOverflow => return Err(too_large()),
         Err(_) => {
             let size = number.parse::<f64>().map_err(|_| EXPECTED.to_owned())? * (1_u64 << shift) as f64;
-            // What is below is exact in either type.
+            // Smaller numbers are exact in either type.
             if size >= u64::MAX as f64 {
                 return Err(too_large());
             }
@@ -78,10 +78,10 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     if size == 0 { Err("the size must be greater than zero".to_owned()) } else { Ok(size) }
 }
 
-/// Reads a share such as `30%`; the sign may be left out.
+/// Reads a share such as `30%`; the sign is optional.
 ///
 /// # Errors
-/// What was expected.
+/// A message that says what was expected.
 pub fn parse_share(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim();
     match number.parse::<f64>() {
@@ -137,7 +137,7 @@ mod tests {
             } else {
                 assert_eq!(read, Ok(number << shift), "{text}");
             }
-            // The first number that is too large in this unit.
+            // The smallest number that is too large in this unit.
             let beyond = format!("{}{unit}{bytes}", (u128::from(u64::MAX) >> shift) + 1);
             assert_eq!(parse_size(&beyond).unwrap_err(), "the size is too large", "{beyond}");
         }
@@ -154,7 +154,7 @@ mod tests {
                 continue;
             }
             let read = parse_size(&text).unwrap();
-            // One decimal is written.
+            // The text has one decimal.
             assert!(read.abs_diff(size) as f64 <= size as f64 * 0.0513, "{size} {text} {read}");
         }
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 use super::{parse_duration, parse_size};
 
-/// An amount as it stands in a file.
+/// An amount in a configuration file.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected text such as \"10s\" or \"64M\", or a number")]
 enum Written {
@@ -15,10 +15,10 @@ enum Written {
     Number(f64),
 }
 
-/// Reads an amount with a function that reads text: `15s`, `1%`.
+/// Reads an amount with the function `read`, which parses text: `15s`, `1%`.
 ///
 /// # Errors
-/// It is neither text nor a number, or what `read` says.
+/// It is neither text nor a number, or `read` fails.
 pub fn amount<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     read: impl FnOnce(&str) -> Result<T, String>,

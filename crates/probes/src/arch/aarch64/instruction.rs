@@ -2,45 +2,46 @@
 
 use crate::arch::effects::{Control, Effects};
 
-/// An instruction. None is decoded on this processor yet, so a probe can only be where a function begins.
+/// An instruction. Nothing decodes instructions on this processor yet, so a probe can only be at the start of a
+/// function.
 #[derive(Clone, Copy, Debug)]
 pub enum MachineInstruction {}
 
 impl MachineInstruction {
-    /// The instruction that `bytes` begin with, at this address: not known.
+    /// The instruction at the start of `bytes`, at this address: not known yet.
     pub fn decode(_bytes: &[u8], _address: u64) -> Option<Self> {
         None
     }
 
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub fn size(&self) -> usize {
         match *self {}
     }
 
-    /// What it is called, without its operands.
+    /// Its mnemonic.
     pub fn name(&self) -> String {
         match *self {}
     }
 
-    /// Where control goes from here.
+    /// Where control goes after it.
     pub fn control(&self) -> Control {
         match *self {}
     }
 
-    /// What it does to registers.
+    /// Its effects on registers.
     pub fn effects(&self) -> Effects {
         match *self {}
     }
 
-    /// Of a conditional branch: whether it is taken if the zero flag is set.
+    /// For a conditional branch: whether it is taken if the zero flag is set.
     pub fn taken_if_zero(&self) -> Option<bool> {
         match *self {}
     }
 }
 
-/// Whether every kernel that lj-trace runs on simulates the instruction with these bytes, instead of single-stepping it
-/// (`arch/arm64/kernel/probes/decode-insn.c`): branches, and what computes an address relative to itself. `nop` is simulated
-/// by kernels of 2025 and later only, and a load relative to the instruction is refused.
+/// Whether every kernel that lj-trace supports simulates the instruction with these bytes, instead of single-stepping
+/// it (`arch/arm64/kernel/probes/decode-insn.c`): branches, and instructions that compute an address relative to
+/// themselves. Only kernels of 2025 and later simulate `nop`, and the kernel refuses probes on PC-relative loads.
 pub fn is_emulated(instruction: &[u8]) -> bool {
     let Ok(bytes) = <[u8; 4]>::try_from(instruction) else { return false };
     let word = u32::from_le_bytes(bytes);

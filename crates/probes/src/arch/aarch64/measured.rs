@@ -1,4 +1,4 @@
-//! Code on which the costs of probes, clocks and watchpoints are measured.
+//! Code on which lj-trace measures the costs of probes, clocks and watchpoints.
 
 /// Counts down to zero, in a register.
 pub fn count_down(turns: u64) {
@@ -16,7 +16,7 @@ pub fn count_down(turns: u64) {
     }
 }
 
-/// Copies words, as compilers do.
+/// Copies words in the way that compilers do.
 pub fn copy_in_bulk<const WORDS: usize>(source: &[u64; WORDS], target: &mut [u64; WORDS]) {
     target.copy_from_slice(source);
 }
@@ -38,9 +38,9 @@ std::arch::global_asm!(
 
 unsafe extern "C" {
     #[link_name = "lj_trace_calibrate_emulated"]
-    /// It begins with a `cbz`.
+    /// A function that begins with a `cbz`.
     pub safe fn emulated();
     #[link_name = "lj_trace_calibrate_stepped"]
-    /// It begins with a `cmp`.
+    /// A function that begins with a `cmp`.
     pub safe fn stepped();
 }

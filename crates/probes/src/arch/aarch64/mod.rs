@@ -1,4 +1,4 @@
-//! AArch64 (arm64). CPU time is recorded on it by tests, allocations are not yet.
+//! AArch64 (arm64). Tests record CPU time on it; allocations are not recorded yet.
 
 mod instruction;
 mod machine;
@@ -8,8 +8,9 @@ pub use instruction::{MachineInstruction, is_emulated};
 pub use machine::{is_virtual, next_instruction};
 pub use measured::{copy_in_bulk, count_down, emulated, stepped};
 
-/// Whether all BPF programs work on this processor. Probes on allocators and what waits need return addresses on the stack.
+/// Whether all BPF programs work on this processor. The probes on allocators, and the programs for waits, need return
+/// addresses on the stack.
 pub const HAS_ALL_PROGRAMS: bool = false;
 
-/// What the names of the kernel's functions for system calls begin with.
+/// The prefix of the kernel's functions for system calls.
 pub const SYSTEM_CALL: &str = "__arm64_sys_";

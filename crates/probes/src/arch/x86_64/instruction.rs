@@ -1,4 +1,4 @@
-//! Instructions, decoded.
+//! Decoded instructions.
 
 use iced_x86::{
     Code, ConditionCode, Decoder, DecoderOptions, FlowControl, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
@@ -13,23 +13,23 @@ use crate::arch::effects::{Control, Effects};
 pub struct MachineInstruction(iced_x86::Instruction);
 
 impl MachineInstruction {
-    /// The instruction that `bytes` begin with, at this address; none if they are no instruction.
+    /// The instruction at the start of `bytes`, at this address; [`None`] if the bytes are no instruction.
     pub fn decode(bytes: &[u8], address: u64) -> Option<Self> {
         let decoded = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE).decode();
         (!bytes.is_empty() && !decoded.is_invalid()).then_some(Self(decoded))
     }
 
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub fn size(&self) -> usize {
         self.0.len()
     }
 
-    /// What it is called, without its operands.
+    /// Its mnemonic.
     pub fn name(&self) -> String {
         format!("{:?}", self.0.mnemonic()).to_lowercase()
     }
 
-    /// Where control goes from here.
+    /// Where control goes after it.
     pub fn control(&self) -> Control {
         let instruction = &self.0;
         let is_near = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch64;
@@ -48,7 +48,7 @@ impl MachineInstruction {
         }
     }
 
-    /// What it does to registers.
+    /// Its effects on registers.
     pub fn effects(&self) -> Effects {
         let instruction = &self.0;
         let mut factory = InstructionInfoFactory::new();
@@ -64,8 +64,8 @@ impl MachineInstruction {
         }
     }
 
-    /// Of a conditional branch: whether it is taken if the zero flag is set (true), or if it is not; none if it asks for
-    /// something else.
+    /// For a conditional branch on the zero flag: whether it is taken if the flag is set (true) or if it is clear
+    /// (false). [`None`] for all others.
     pub fn taken_if_zero(&self) -> Option<bool> {
         match self.0.condition_code() {
             ConditionCode::e => Some(true),
@@ -83,7 +83,7 @@ fn copied_register(instruction: &iced_x86::Instruction) -> Option<Register> {
     is_copy.then(|| general(instruction.op1_register())).flatten()
 }
 
-/// The 64-bit register whose being 0 the zero flag tells afterwards.
+/// The 64-bit register whose being 0 the zero flag shows afterwards.
 fn compares_with_zero(instruction: &iced_x86::Instruction) -> Option<Register> {
     let operand = instruction.op0_register();
     let zero = match instruction.mnemonic() {
@@ -94,13 +94,13 @@ fn compares_with_zero(instruction: &iced_x86::Instruction) -> Option<Register> {
     (zero && instruction.op0_kind() == OpKind::Register && operand.is_gpr64()).then(|| general(operand)).flatten()
 }
 
-/// By how many bytes the instruction moves `rsp`, if it says so itself.
+/// By how many bytes the instruction moves `rsp`, if the instruction itself says so.
 fn moves_rsp(instruction: &iced_x86::Instruction) -> Option<i64> {
     use iced_x86::Register::RSP;
     let on_rsp =
         instruction.op_count() == 2 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == RSP;
     match instruction.mnemonic() {
-        // A call's return address is gone again when the next instruction runs.
+        // The return address of a call is gone again when the next instruction runs.
         Mnemonic::Call => Some(0),
         Mnemonic::Push => Some(i64::from(instruction.stack_pointer_increment())),
         Mnemonic::Pop if instruction.op0_kind() == OpKind::Register && instruction.op0_register() != RSP => {
@@ -123,9 +123,9 @@ fn writes(access: OpAccess) -> bool {
     matches!(access, OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite)
 }
 
-/// The general register that a register is part of.
+/// The general register that contains this register.
 fn general(register: iced_x86::Register) -> Option<Register> {
-    /// DWARF's order of the registers that iced-x86 numbers in the order of their encoding.
+    /// Registers in the order of their encoding, which iced-x86 uses, with their DWARF names.
     const ENCODED: [Register; 8] = {
         use Register::*;
         [Rax, Rcx, Rdx, Rbx, Rsp, Rbp, Rsi, Rdi]

@@ -1,11 +1,11 @@
-//! The machine, and what its kernel reports of it.
+//! The machine, and what its kernel reports about it.
 
-/// The instruction that a thread goes on with which a signal has interrupted.
+/// The instruction at which a thread continues that a signal has interrupted.
 pub fn next_instruction(context: &libc::ucontext_t) -> u64 {
     context.uc_mcontext.gregs[libc::REG_RIP as usize].cast_unsigned()
 }
 
-/// Whether processors say that a hypervisor runs them, in the words of `/proc/cpuinfo`.
+/// Whether this is a virtual machine, according to the text of `/proc/cpuinfo`.
 pub fn is_virtual(cpuinfo: &str) -> bool {
     let flags = cpuinfo.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':'));
     flags.is_none_or(|(_, flags)| flags.split_whitespace().any(|flag| flag == "hypervisor"))

@@ -1,7 +1,8 @@
-//! Code on which the costs of probes, clocks and watchpoints are measured.
+//! Code on which lj-trace measures the costs of probes, clocks and watchpoints.
 
-/// Counts down to zero, in a register. A loop that has its counter in memory is slower for long after each tick on some
-/// processors (seen on an Intel Xeon: ticks of 18 us seemed to cost 20 to 100), and its loss is not that of programs.
+/// Counts down to zero, in a register. On some processors, a loop with its counter in memory stays slow for long after
+/// each tick (seen on an Intel Xeon: ticks of 18 us seemed to cost 20 to 100), and ordinary programs do not have this
+/// loss.
 pub fn count_down(turns: u64) {
     // SAFETY: it counts in a register, and ends.
     unsafe {
@@ -14,7 +15,7 @@ pub fn count_down(turns: u64) {
     }
 }
 
-/// Copies words by a string instruction, as compilers do that are told to save space.
+/// Copies words with a string instruction, as compilers do when they optimize for size.
 pub fn copy_in_bulk<const WORDS: usize>(source: &[u64; WORDS], target: &mut [u64; WORDS]) {
     // SAFETY: it reads and writes as many words as both have; the direction flag is clear as ABIs want it.
     unsafe {
@@ -28,7 +29,8 @@ pub fn copy_in_bulk<const WORDS: usize>(source: &[u64; WORDS], target: &mut [u64
     }
 }
 
-// Who measures them may be compiled into another object file, so the names have to be seen there; not outside of the binary.
+// The measuring code may be compiled into another object file, so the names must be visible there, but not outside the
+// binary.
 std::arch::global_asm!(
     ".globl lj_trace_calibrate_emulated, lj_trace_calibrate_stepped",
     ".hidden lj_trace_calibrate_emulated, lj_trace_calibrate_stepped",
@@ -44,9 +46,9 @@ std::arch::global_asm!(
 
 unsafe extern "C" {
     #[link_name = "lj_trace_calibrate_emulated"]
-    /// It begins with a `nop`.
+    /// A function that begins with a `nop`.
     pub safe fn emulated();
     #[link_name = "lj_trace_calibrate_stepped"]
-    /// It begins with a `test`.
+    /// A function that begins with a `test`.
     pub safe fn stepped();
 }

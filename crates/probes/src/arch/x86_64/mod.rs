@@ -10,7 +10,7 @@ pub use instruction::MachineInstruction;
 pub use machine::{is_virtual, next_instruction};
 pub use measured::{copy_in_bulk, count_down, emulated, stepped};
 
-/// What the names of the kernel's functions for system calls begin with.
+/// The prefix of the kernel's functions for system calls.
 pub const SYSTEM_CALL: &str = "__x64_sys_";
 
 /// Whether all BPF programs work on this processor.

@@ -1,28 +1,28 @@
-//! The boxes of a picture that inferno has drawn: what they say and how they look can be changed.
+//! Changes the text and the colour of the boxes in a picture that inferno has drawn.
 
 use std::fmt::Write as _;
 
 use inferno::flamegraph::color::Color;
 
-/// Where a box is.
+/// The position of a box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BoxPlace {
-    /// Rows above the one of the box "all".
+    /// How many rows it is above the box "all".
     pub depth: usize,
-    /// The weights left of it, as they were drawn.
+    /// The sum of the drawn weights to its left.
     pub start: u64,
 }
 
-/// What a box says beside its name, and how it looks.
+/// The text after a box's name, and its colour.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoxStyle {
-    /// Stands in parentheses after the name, so it has none of its own.
+    /// The text in parentheses after the name. It must have no parentheses of its own.
     pub says: String,
-    /// Its colour, if not that of inferno.
+    /// Its colour, if not inferno's.
     pub color: Option<Color>,
 }
 
-/// Changes the boxes of a picture for which there is a look. `row` is the height of a row in pixels.
+/// Changes the boxes for which `look` returns a style. `row` is the height of a row in pixels.
 pub fn change(svg: &str, row: usize, look: impl Fn(BoxPlace) -> Option<BoxStyle>) -> String {
     let Some(start) = svg.find("id=\"frames\"") else { return svg.to_owned() };
     let (head, boxes) = svg.split_at(start);
@@ -59,7 +59,7 @@ pub fn change(svg: &str, row: usize, look: impl Fn(BoxPlace) -> Option<BoxStyle>
     changed
 }
 
-/// The value of the first attribute of that name.
+/// The value of the first attribute with this name.
 fn attribute<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(&format!(" {name}=\""))?;
     rest.split_once('"').map(|(value, _)| value)

@@ -1,4 +1,4 @@
-//! Flame graphs: what all of them need of inferno.
+//! Drawing flame graphs with inferno: what all of them need.
 
 use std::io::{self, Write};
 
@@ -6,13 +6,13 @@ use inferno::flamegraph::{self, Options};
 
 pub mod boxes;
 
-/// The greatest sum of weights that a picture has: positions in it are sums of weights, and these stay exact in the numbers
-/// of inferno (`u64`, differences in `isize`) and of the browser (`f64`).
+/// The largest sum of weights in a picture. Positions are sums of weights, and up to this sum they stay exact in
+/// inferno (`u64`, differences in `isize`) and in the browser (`f64`).
 const MAX_TOTAL: u128 = 1 << 52;
 
-/// Draws `lines`: a stack each and its weights, one or, for a comparison, two. Weights whose sum is beyond what a picture
-/// can have (bytes that a broken stream tells of, say) are halved until it is not, and shown as what they were. `lines`
-/// must have a stack that weighs something; `empty` is drawn otherwise.
+/// Draws `lines`: a stack each with its weights; two weights make a comparison. If the sum of the weights exceeds what
+/// a picture can have (in a damaged stream, say), they are halved until it fits; the text shows the true values. At
+/// least one stack in `lines` must have a weight; otherwise the picture shows the text `empty`.
 ///
 /// # Errors
 /// `out` cannot take the bytes.
@@ -38,7 +38,7 @@ pub fn draw<const N: usize>(
     }
     let mut picture = Vec::new();
     flamegraph::from_lines(options, drawn.iter().map(String::as_str), &mut picture)?;
-    // What comes later holds: inferno's own style and functions are before it.
+    // Later rules win, and inferno's own style and functions come before the end.
     let end = picture.windows(END.len()).rposition(|bytes| bytes == END).unwrap_or(picture.len());
     out.write_all(&picture[..end])?;
     write!(
@@ -48,16 +48,16 @@ pub fn draw<const N: usize>(
     out.write_all(&picture[end..])
 }
 
-/// Where a picture ends.
+/// The end of a picture.
 const END: &[u8] = b"</svg>";
 
-/// Dark colours where the reader wants those, and what is picked.
+/// Dark colours for readers who prefer them, and highlighting.
 const STYLE: &str = include_str!("picture.css");
 
-/// Labels that keep function and line, and the keyboard.
+/// Labels that keep function and line, and control by keyboard.
 const SCRIPT: &str = include_str!("picture.js");
 
-/// How often weights have to be halved for each column's sum to be in bounds.
+/// How often to halve the weights so that each column's sum is in bounds.
 fn halvings<const N: usize>(lines: &[(String, [u64; N])]) -> u32 {
     let total = |column: usize| lines.iter().map(|(_, weights)| u128::from(weights[column])).sum::<u128>();
     let greatest = (0..N).map(total).max().unwrap_or(0);

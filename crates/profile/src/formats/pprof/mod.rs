@@ -30,12 +30,12 @@ pub fn write(profile: &dyn Profile, recorded: Option<Recorded>, out: impl Write)
     gzip.finish()?.flush()
 }
 
-/// What of a profile is written.
+/// Which parts of a profile are written.
 #[derive(Clone, Copy)]
 struct Selection {
-    /// Only the label that has few values: the VM's state.
+    /// Whether to write only the label that has few values: the VM's state.
     is_bounded: bool,
-    /// Frames of the kernel.
+    /// Whether to write the kernel's frames.
     kernel_frames: bool,
 }
 
@@ -54,26 +54,26 @@ struct Builder {
 
 impl Builder {
     fn message(mut self, profile: &dyn Profile, recorded: Option<Recorded>) -> message::Profile {
-        // The format wants the empty string first.
+        // The format requires the empty string first.
         self.string("");
         let stacks = profile.weighted();
         let mut measures = profile.measures();
-        // Errors do not add up as what they are of does, and servers add up whatever they get.
+        // Errors cannot be added up, and servers add up every measure that they get.
         measures.retain(|measure| !self.selection.is_bounded || measure.name != ALLOC_SPACE_ERROR.name);
         let mut modules: Vec<_> = profile.modules().into_iter().flatten().collect();
-        // The tools take the first one for the program, and programs are mapped below libraries.
+        // pprof's tools take the first mapping for the program, and programs are mapped below libraries.
         modules.sort_by_key(|(_, module)| module.start);
         let mapping_ids = modules.iter().map(|(name, _)| Arc::clone(name)).zip(1..).collect();
         let functions = FunctionTable::new(stacks);
         let shown = profile.shown();
         let cpu = measures.iter().find(|measure| measure.unit == Unit::Nanoseconds);
-        // Of memory each byte counts, as the period of Go's heap profiles has it.
+        // For memory each byte counts, as in the period of Go's heap profiles.
         let period = match cpu {
             Some(cpu) => Some((self.value_type(cpu), signed(cpu.factor))),
             None if measures.iter().any(|measure| measure.unit == Unit::Bytes) => {
                 Some((ValueType { r#type: self.string("space"), unit: self.string("bytes") }, 1))
             }
-            // The rate is not known. Parca ends with a panic where a profile has no type of a period.
+            // The rate is unknown. Parca panics if a profile has no period type.
             None if self.selection.is_bounded => {
                 Some((ValueType { r#type: self.string("cpu"), unit: self.string("nanoseconds") }, 0))
             }
@@ -91,7 +91,7 @@ impl Builder {
             period_type: period.map(|period| period.0),
             period: period.map_or(0, |period| period.1),
             comment: vec![self.string(&profile.title())],
-            // Of CPU time, the last one is what the tools show without being asked.
+            // For CPU time, the tools show the last measure by default.
             default_sample_type: if cpu.is_some() { 0 } else { self.string(shown.name) },
             string_table: self.strings,
         }
@@ -161,7 +161,7 @@ impl Builder {
             file_offset: module.offset,
             filename: self.string(&module.path),
             build_id: self.string(module.build_id.as_deref().unwrap_or_default()),
-            // All is named already.
+            // Everything is symbolized already.
             has_functions: true,
             has_filenames: true,
             has_line_numbers: true,

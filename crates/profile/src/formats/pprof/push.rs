@@ -1,4 +1,4 @@
-//! Profiles for servers, where each set of labels is a series that lasts: without threads, traces and VMs.
+//! Profiles for servers, where each set of labels is a long-lived series: without threads, traces and VMs.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,12 +8,13 @@ use super::message::{self, Sample};
 use super::{Builder, Selection};
 use crate::model::{Profile, Recorded};
 
-/// A profile in pprof's format, as it is pushed.
+/// A profile in pprof's format, ready to be pushed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PushedProfile(message::Profile);
 
 impl PushedProfile {
-    /// Of all labels it has the VM's state alone, which is one of ten. Stacks that are equal then are one sample.
+    /// Its only label is the VM's state, which has ten values. Stacks that are equal without the other labels become
+    /// one sample.
     pub fn new(profile: &dyn Profile, recorded: Option<Recorded>, kernel_frames: bool) -> Self {
         let selection = Selection { is_bounded: true, kernel_frames };
         let mut message = Builder { selection, ..Builder::default() }.message(profile, recorded);
@@ -38,22 +39,22 @@ impl PushedProfile {
         this
     }
 
-    /// Whether there is no sample in it.
+    /// Whether it has no samples.
     pub fn is_empty(&self) -> bool {
         self.0.sample.is_empty()
     }
 
-    /// Its bytes, not compressed.
+    /// The uncompressed bytes of the profile.
     pub fn encode(&self) -> Vec<u8> {
         self.0.encode_to_vec()
     }
 
-    /// What [`Self::encode`] gave; [`None`] for anything else.
+    /// Decodes what [`Self::encode`] produced; [`None`] for anything else.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         message::Profile::decode(bytes).ok().map(Self)
     }
 
-    /// What all samples have of each measure, by its name.
+    /// The sum of each measure over all samples, by the measure's name.
     pub fn totals(&self) -> Vec<(&str, u64)> {
         let name = |index: i64| self.0.string_table.get(usize::try_from(index).ok()?).map(String::as_str);
         let total = |(place, measure): (usize, &message::ValueType)| {
@@ -69,14 +70,15 @@ impl PushedProfile {
         self.0.time_nanos
     }
 
-    /// How many samples it has: stacks that differ.
+    /// How many samples it has: one for each distinct stack.
     pub fn samples(&self) -> usize {
         self.0.sample.len()
     }
 
-    /// Two profiles that have half of the samples, and half of the time, each; [`None`] if there are not two.
+    /// Splits it into two profiles, each with half of the samples and half of the time; [`None`] if that is impossible.
     ///
-    /// Of two profiles of one series that begin at the same time Pyroscope may take one for a copy of the other.
+    /// The halves follow each other in time: Pyroscope may take two profiles of one series that begin at the same time
+    /// for copies of one another.
     pub fn halves(mut self) -> Option<[Self; 2]> {
         let second = self.0.sample.split_off(self.0.sample.len() / 2);
         if self.0.sample.is_empty() {
@@ -91,8 +93,8 @@ impl PushedProfile {
         Some([self, second])
     }
 
-    /// Leaves out the locations and functions that no sample has, and numbers the others from 1 on without a gap: Parca refuses
-    /// a profile whose ids are not the places in its tables.
+    /// Drops the locations and functions that no sample uses, and renumbers the others from 1 on without a gap: Parca
+    /// refuses a profile whose ids are not the positions in its tables.
     fn prune(&mut self) {
         let profile = &mut self.0;
         let used: HashSet<u64> = profile.sample.iter().flat_map(|sample| sample.location_id.iter().copied()).collect();
@@ -111,7 +113,7 @@ impl PushedProfile {
         self.keep_strings();
     }
 
-    /// Leaves out the texts that nothing has; the first stays the empty one.
+    /// Drops the strings that nothing uses; the first one stays the empty string.
     fn keep_strings(&mut self) {
         let old = std::mem::take(&mut self.0.string_table);
         let mut moved: HashMap<i64, i64> = HashMap::from([(0, 0)]);
@@ -145,7 +147,7 @@ impl PushedProfile {
     }
 }
 
-/// Gives the ids of a table the numbers from 1 on; which one each had before.
+/// Renumbers the ids of a table from 1 on. Returns the new id for each old one.
 fn renumber<'a>(ids: impl Iterator<Item = &'a mut u64>) -> HashMap<u64, u64> {
     (1..).zip(ids).map(|(new, id)| (std::mem::replace(id, new), new)).collect()
 }
@@ -160,7 +162,7 @@ mod tests {
     use crate::profile::SampleInfo;
     use crate::{CpuProfile, Frame};
 
-    /// What Parca asks for (`ValidatePprofProfile`).
+    /// What Parca requires (`ValidatePprofProfile`).
     fn ids_are_places(PushedProfile(profile): &PushedProfile) {
         let is_numbered = |ids: Vec<u64>| ids.iter().copied().eq(1..=ids.len() as u64);
         assert!(is_numbered(profile.mapping.iter().map(|mapping| mapping.id).collect()), "{profile:?}");
@@ -176,14 +178,14 @@ mod tests {
     fn what_is_left_out_leaves_no_gap_in_the_ids() {
         let mut profile = CpuProfile::new("test");
         let native = Frame::C { symbol: "main".into(), module: None };
-        // The first frames of the table are a VM and the kernel's, neither of which is sent.
+        // The first frames of the table are a VM and a kernel function; neither is sent.
         profile.add(VmState::Cfunc, [Frame::vm(0), native, Frame::Kernel { symbol: "read".into() }]);
         profile.add(VmState::Lfunc, [Frame::vm(0), Frame::lua(Some("f".into()), b"@a.lua", 3, Some(5))]);
         for kernel in [true, false] {
             let pushed = PushedProfile::new(&profile, None, kernel);
             ids_are_places(&pushed);
             let PushedProfile(message) = pushed;
-            // The rate is not known, and there is a type of its period.
+            // The rate is unknown, but the period has a type.
             let period = message.period_type.unwrap();
             let [kind, unit] = [period.r#type, period.unit].map(|index| message.string_table[index as usize].as_str());
             assert_eq!((kind, unit, message.period), ("cpu", "nanoseconds", 0));
@@ -214,7 +216,7 @@ mod tests {
         assert_eq!(labels.len(), 2, "{:?}", pushed.0);
         assert_eq!(pushed.totals(), [("samples", 1000), ("cpu", 10_000_000_000)]);
         assert!(pushed.0.string_table.iter().all(|text| !text.contains("thread") && text != "trace"));
-        // Halves of halves have all of it, and can be read.
+        // Halves of halves together contain everything, and can be decoded.
         let mut parts = vec![pushed];
         for _ in 0..3 {
             parts = parts.into_iter().flat_map(|part| part.halves().unwrap()).collect();
@@ -223,7 +225,7 @@ mod tests {
         let read: Vec<_> = parts.iter().map(|part| PushedProfile::decode(&part.encode()).unwrap()).collect();
         assert_eq!((read.len(), &read), (8, &parts));
         assert_eq!(read.iter().map(|part| part.totals()[0].1).sum::<u64>(), 1000);
-        // One after the other, they have all of the time, too.
+        // Together they cover the whole time, too.
         let times: Vec<_> = read.iter().map(|PushedProfile(part)| (part.time_nanos, part.duration_nanos)).collect();
         assert!(times.windows(2).all(|two| two[1].0 == two[0].0 + two[0].1), "{times:?}");
         assert_eq!((times[0].0, times.iter().map(|time| time.1).sum::<i64>()), (17, 4001));
