@@ -101,7 +101,7 @@ impl Family {
     /// Updates the list of descendants.
     fn look(&mut self, roots: &[u32]) {
         for process in self.started.look() {
-            // The list is ordered by start time: a parent comes before its children.
+            // A parent starts before its children, so it is already among the members.
             let is_family = roots.contains(&process.parent) || self.members.contains(&process.parent);
             if is_family && !self.members.contains(&process.pid) {
                 self.members.push(process.pid);
