@@ -57,7 +57,7 @@ pub struct FollowBudget {
 }
 
 impl FollowBudget {
-    /// One that has seen nothing yet.
+    /// A budget without any observation.
     pub fn new() -> Self {
         Self { last: None, limit: MAX_FOLLOWED as usize, too_frequent: 0 }
     }
