@@ -1,8 +1,8 @@
-//! Samples that the reference parser shows whole.
+//! Writes samples so that the reference parser shows them completely.
 //!
-//! A recorder knows one merged stack: host and Lua frames in the order of their calls. The format has two stacks,
-//! and `parse-sysprof` puts them together by rules ([`super::merge::as_shown`]) that lose or repeat frames of most
-//! real stacks. These are the traps, and what is written to pass them:
+//! A recorder has one merged stack: host and Lua frames in the order of their calls. The format has two stacks.
+//! `parse-sysprof` merges them by rules ([`super::merge::as_shown`]) that lose or repeat frames of most real stacks. These
+//! are the traps, and how the written samples avoid them:
 //!
 //! 1. Lua frames appear only behind a host frame named `lua_call` or `lua_pcall`; a host stack that starts in
 //!    `lua_resume` loses them all. So the Lua stack hangs on the last such frame below the first Lua frame, or on a
@@ -29,10 +29,10 @@ use super::merge::Boundary;
 use super::{LuaFrame, StreamSample};
 use crate::{SymbolTable, VmState, reserved};
 
-/// A frame of a merged stack, as a recorder has it.
+/// A frame of a recorder's merged stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StackFrame<'a> {
-    /// A code address of the host stack; also that of a C function which only the Lua stack shows.
+    /// A code address of the host stack, or of a C function that only the Lua stack shows.
     Host {
         /// The address.
         addr: u64,
@@ -51,10 +51,10 @@ pub enum StackFrame<'a> {
     },
 }
 
-/// Splits merged stacks; keeps its memory from sample to sample.
+/// Splits merged stacks. It reuses its memory for the next sample.
 #[derive(Debug, Default)]
 pub(super) struct Splicer {
-    /// The merged stack, root first: `Cfunc` is a host frame here.
+    /// The merged stack, root first. A host frame is a `Cfunc` here.
     pub(super) frames: Vec<LuaFrame>,
     lua: Vec<LuaFrame>,
     host: Vec<u64>,
@@ -77,13 +77,13 @@ impl Splicer {
             LuaFrame::Lfunc { .. } | LuaFrame::Ffunc { .. } => Boundary::None,
         };
 
-        // The host frames up to the splice, and those of the leaf.
+        // The host frames up to the splice, and the host frames of the leaf.
         let splice = self.frames[..first].iter().rposition(|frame| boundary(frame) == Boundary::Call);
         let root = &self.frames[..splice.map_or(first, |at| at + 1)];
         let leaf_calls = self.frames[last + 1..].iter().rposition(|frame| boundary(frame) != Boundary::None);
         let leaf_start = last + 1 + leaf_calls.map_or(0, |at| at + 1);
 
-        // The Lua stack, from here on root first.
+        // The Lua stack. From here on it is root first.
         let earlier_calls = root.iter().filter(|frame| boundary(frame) == Boundary::Call).count();
         let cpcalls = root.iter().filter(|frame| boundary(frame) == Boundary::Cpcall).count();
         self.lua.extend(std::iter::repeat_n(DUMMY, earlier_calls - usize::from(splice.is_some())));
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(shown(&[l(1), l(2)]), [reserved::SPLICE, 1, 2]);
     }
 
-    /// Every stack of up to seven frames of six kinds: nothing is lost, repeated or out of order.
+    /// Tries every stack of up to seven frames of six kinds: no frame is lost, repeated or out of order.
     #[test]
     fn every_small_stack_is_shown_whole() {
         let kinds = [h(MAIN), h(CPCALL), h(PCALL), h(RESUME), l(7), LuaFrame::Ffunc { ffid: 9 }];
