@@ -38,9 +38,9 @@ const OBJECTS_PER_LOOK: u64 = 1 << 14;
 /// Where a walk starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Root {
-    /// What it is called.
+    /// The name of the root.
     pub name: &'static str,
-    /// The object.
+    /// The address of the root object.
     pub object: u64,
 }
 
