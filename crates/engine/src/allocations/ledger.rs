@@ -133,7 +133,7 @@ impl Ledger {
         }
     }
 
-    /// Notes that calls of a VM were not seen for a while.
+    /// Notes a period in which calls of a VM were not seen.
     pub fn note_gap(&mut self, gap: Gap) {
         if self.gaps.len() < ROWS {
             self.gaps.push(gap);

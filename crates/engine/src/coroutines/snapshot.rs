@@ -169,11 +169,11 @@ impl LuaStack {
         Self { frames: Vec::new(), end: WalkEnd::NoLua, innermost: Innermost::Known, top: None }
     }
 
-    /// The stack of a coroutine that is not the one that runs in its VM.
+    /// The stack of a coroutine other than the one that runs in its VM.
     pub fn of_waiting(view: &View<'_>, vm: &Vm, index: usize, snapshot: &CoroutineSnapshot) -> Self {
         let layout = &vm.layout;
-        // What a C frame saved is right only if the innermost frame is a Lua function's, which then has called the VM
-        // for something; it is accepted only if it points into that function.
+        // The PC that a C frame has saved is valid only if the innermost frame is a Lua function that has called the VM. It
+        // is accepted only if it points into that function.
         let saved_pc = || view.read_ref(layout.is_gc64(), field(snapshot.cframe, layout.cframe_pc)).unwrap_or(0);
         let pc = if snapshot.cframe == 0 { 0 } else { saved_pc() };
         let mut stack = Self::unknown();
@@ -181,7 +181,8 @@ impl LuaStack {
         stack
     }
 
-    /// The stack of the coroutine that runs in its VM, on a thread with these registers: zeros if they are not known.
+    /// The stack of the coroutine that runs in its VM, on a thread with these registers. They are zeros if they are not
+    /// known.
     pub fn of_running(
         view: &View<'_>,
         vm: &Vm,
@@ -229,7 +230,7 @@ impl LuaStack {
             walk.cross_first();
         }
         let bottom = snapshot.coroutine.stack.wrapping_add(if layout.is_gc64() { 16 } else { 8 });
-        // Every step moves down by a slot at least, or up the C stack: the bound is only a safety net.
+        // Every step moves down by a slot at least, or up the C stack. The bound is only a safety net.
         for _ in 0..2 * MAX_SLOTS {
             let mut record = FrameRecord { vm: index as u16, ..FrameRecord::EMPTY };
             match walk.step(view, layout, (&mut record, &mut memo)) {
@@ -278,7 +279,7 @@ mod tests {
         assert_eq!(status(|s| s.status = YIELD), Status::Suspended);
         assert_eq!(status(|s| s.cframe = 0x7ffe_0000), Status::Running);
         assert_eq!(status(|s| s.status = 2), Status::Dead, "LUA_ERRRUN");
-        // Frames without a C frame: resumed by nobody, as after a yield across the host.
+        // Frames without a C frame: the coroutine is not resumed, as after a yield across the host program.
         assert_eq!(status(|s| s.base = 0x1040), Status::Suspended);
         assert_eq!(fresh.status(false), Status::Suspended, "without GC64 this BASE is that of a second frame");
     }
