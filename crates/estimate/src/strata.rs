@@ -128,8 +128,8 @@ impl Strata {
 
     /// The share that each of these sources may have in addition, in stretches that no window hit. It is nothing if every
     /// window of a stratum has seen the source. If none has, it is what [`unseen`](Self::unseen) says.
-    /// If 1 in n windows shows something on average, n windows may all miss it. In one of 20 cases they miss even three
-    /// times as much.
+    ///
+    /// This is the rule of three: in one of 20 cases, all of n windows miss something that 3 in n windows show on average.
     pub fn overlooked(&self, sources: &[SourceId]) -> Vec<f64> {
         const RULE_OF_THREE: f64 = 3.0;
         let outside = self.outside();
