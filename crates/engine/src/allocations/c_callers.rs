@@ -26,7 +26,7 @@ pub struct CCall {
 pub struct CCallers {
     /// The number and the frames of each call; `None` if the caller could not be read.
     known: HashMap<CCall, Option<(u64, Vec<Frame>)>>,
-    /// Those that reports know, by number.
+    /// The numbers of the calls that reports already know.
     told: HashSet<u64>,
 }
 

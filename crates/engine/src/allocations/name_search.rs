@@ -13,9 +13,9 @@ use lj_trace_process::privileges::{self, Capabilities, Capability};
 
 /// Finds names, in the caller's thread or in the thread of the search.
 pub trait Finder: Default + Send + 'static {
-    /// What is asked for.
+    /// A question.
     type Wanted: Send + 'static;
-    /// What is found, of which one question may have several.
+    /// An answer. A question may have several.
     type Found: Send + 'static;
 
     /// Answers a question. Ends early if `found` returns false, because the answers are no longer needed.

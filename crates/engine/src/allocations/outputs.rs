@@ -160,7 +160,7 @@ impl MemoryOutputs {
     /// Creates the files of a VM's streams. VMs are numbered from zero.
     ///
     /// # Errors
-    /// One of them cannot be created.
+    /// A file cannot be created.
     pub fn create(&mut self, vm: usize) -> Result<(), EngineError> {
         // A stream has one VM. Standard output gets the first VM.
         for path in self.streams.iter().filter(|path| vm == 0 || *path != Path::new("-")) {
@@ -190,7 +190,7 @@ impl MemoryOutputs {
     /// Ends the streams of a closed VM. `lost` are its events that never arrived, by reason.
     ///
     /// # Errors
-    /// One of them cannot be written.
+    /// A stream cannot be written.
     pub fn end_vm(&mut self, vm: usize, lost: &[(&'static str, u64)]) -> Result<(), EngineError> {
         // The results of windows, which belong at the end of a stream, are not known yet.
         if self.estimation.is_some() {

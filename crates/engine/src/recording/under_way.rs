@@ -44,7 +44,7 @@ pub struct KnownVms<'v> {
 }
 
 impl<'v> KnownVms<'v> {
-    /// These VMs, with their indices.
+    /// The VMs, with their indices.
     pub fn new(vms: impl Iterator<Item = (usize, &'v Vm)>) -> Self {
         let by_global: HashMap<_, _> = vms.map(|(index, vm)| (vm.global, (index, vm))).collect();
         let mut kinds: Vec<&Vm> = Vec::new();

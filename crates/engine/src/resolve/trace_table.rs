@@ -19,7 +19,7 @@ pub struct SampledTrace {
 }
 
 impl SampledTrace {
-    /// Of a trace that was read.
+    /// A trace that was read.
     pub fn new(trace: Arc<KnownTrace>) -> Self {
         let start = trace.start().map(|(prototype, line)| (prototype.clone(), line));
         Self { trace, start }

@@ -139,7 +139,7 @@ pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, inner
 /// How certain the innermost Lua frames are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Innermost {
-    /// They are certain.
+    /// The innermost Lua frames are certain.
     Known,
     /// The interpreter was between two frames.
     Interpreter,

@@ -18,7 +18,7 @@ use super::place::{CountersPlace, Raw};
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
 
-/// Between two readings.
+/// The interval between two readings.
 const INTERVAL: Duration = Duration::from_millis(1);
 
 /// The interval between readings while nothing is allocated.
