@@ -194,10 +194,10 @@ pub struct Testing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum UseWatchpoint {
-    /// Where they do no harm.
+    /// Where it does no harm.
     #[default]
     Auto,
-    /// Wherever the hardware has one.
+    /// Wherever there is one.
     Always,
     /// Never.
     Never,

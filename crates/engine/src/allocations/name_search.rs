@@ -361,8 +361,8 @@ mod tests {
             assert!(began.elapsed() < Duration::from_secs(120), "{answers} answers in two minutes");
             let address = random.usize(..256);
             match random.u8(..20) {
-                // What has not been asked by the thread yet is asked of what is there: as `HeapNames` does by the meaning.
-                // Few while one search is under way, however slow that is: else none of its answers would count.
+                // Drop questions about freed addresses that the thread has not answered, as `HeapNames` does by the meaning.
+                // Free only a few addresses while a search is under way, however slow it is: else none of its answers counts.
                 0 if search.forgotten.len() < 8 => {
                     search.waiting.retain(|wanted| wanted.0 != address as u64);
                     search.forget(address as u64);

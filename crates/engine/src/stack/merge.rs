@@ -80,7 +80,7 @@ pub struct MergedStack {
 
 /// Merges a native stack with the Lua frames found on it.
 ///
-/// `walk_end` says how the walk of the innermost coroutine ended, and, if all frames of it are known, how the walks of the
+/// `walk_end` says how the walk of the innermost coroutine ended. If that walk is complete, it says how the walks of the
 /// coroutines around it ended. Uncertain innermost frames get a mark.
 pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, innermost: Innermost) -> MergedStack {
     let (mark, compiled, known) = match innermost {
