@@ -7,7 +7,7 @@ use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
 
 use lj_trace_unwind::{NativeStack, UnwindEnd};
 
-/// The number of bytes below which it is not worth to copy less.
+/// The saving in bytes below which copying less is not worth it.
 const LITTLE: u64 = 512;
 
 /// How often the known end of a page may be wrong before the page is given up.
