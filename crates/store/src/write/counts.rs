@@ -21,7 +21,7 @@ impl fmt::Display for Dropped {
     }
 }
 
-/// An amount of rows, with the sum of the profile's main measure: samples or bytes.
+/// An amount of stored data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoredAmount {
     /// Intervals, each of one process.
