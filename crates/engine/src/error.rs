@@ -1,4 +1,4 @@
-//! Why something cannot be recorded.
+//! Why lj-trace cannot record something.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use lj_trace_process::privileges::limits;
 use lj_trace_process::{Process, TargetError};
 use lj_trace_streams::WriteError;
 
-/// What kind of thing kept something from being recorded, for whoever reacts to it: a command has an exit code for each.
+/// The kind of a failure, for callers that react to it: each kind has an exit code of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
@@ -17,9 +17,9 @@ pub enum Failure {
     Usage,
     /// There is no such process.
     NoProcess,
-    /// There is no LuaJIT in the process, or none that is supported.
+    /// The process has no LuaJIT, or none that is supported.
     NoLuajit,
-    /// The machine does not have what is needed.
+    /// The machine lacks something that is needed.
     Unavailable,
     /// A bug of lj-trace.
     Bug,
@@ -27,15 +27,15 @@ pub enum Failure {
     Io,
     /// Privileges are missing.
     Privileges,
-    /// Nobody reads the output any more: it ends, and that is no error.
+    /// The reader of the output has closed it. The recording ends, and that is no error.
     ReaderGone,
 }
 
-/// Why something could not be recorded: what to tell the user, and what kind of failure it is.
+/// Why something could not be recorded: the kind of failure, and the message to the user.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct EngineError {
-    /// What kind of failure it is.
+    /// The kind of failure.
     pub failure: Failure,
     /// Cause and fix, without a final full stop.
     pub message: String,
@@ -52,24 +52,24 @@ impl EngineError {
         Self::new(Failure::Usage, message)
     }
 
-    /// The system refuses something that it never should.
+    /// The system refuses a call that it never should refuse.
     pub fn internal(error: &io::Error) -> Self {
         let failure = limits::reached(error).map_or(Failure::Bug, |_| Failure::Unavailable);
         Self::new(failure, format!("cannot start: {}", limits::with_limit(error)))
     }
 
-    /// Something about a file. `action` reads like `write x.svg`.
+    /// An error about a file. `action` completes "cannot ...", as in `write x.svg`.
     pub fn io(action: &str, error: &io::Error) -> Self {
         Self::new(Failure::Io, format!("cannot {action}: {}", limits::with_limit(error)))
     }
 
-    /// The same, unless it happened since the process went away meanwhile: that is what is to be said.
+    /// This error, unless the process has exited meanwhile and that explains the error: then the error says so.
     pub fn unless_gone(self, process: &Process) -> Self {
         let says_enough = matches!(self.failure, Failure::ReaderGone | Failure::Usage | Failure::NoProcess);
         if says_enough { self } else { Self::gone(process, &self.message).unwrap_or(self) }
     }
 
-    /// What is to be said in place of `message` if the process has gone away; [`None`] if it has not.
+    /// The error to report instead of `message` if the process has exited or executed another program; [`None`] otherwise.
     pub fn gone(process: &Process, message: &str) -> Option<Self> {
         let pid = process.pid();
         let text = if process.runs_same_program() {

@@ -1,12 +1,13 @@
-//! The recording engine: it attaches to any number of processes, and profiles them until it is told to stop.
+//! The recording engine: it attaches to any number of processes and profiles them until its caller stops it.
 //!
-//! A [`Session`] records a set of processes, of which each is a [`Recording`]. What is to be recorded is said by
-//! [`Options`]; a process and its VMs are a [`RecordTarget`].
+//! A [`Session`] records a set of processes. Each of them is a [`Recording`]. [`Options`] say what to record; a
+//! [`RecordTarget`] is a process with its VMs.
 //!
-//! A CPU sample is unwound, its two stacks are merged ([`stack`]) and its frames named ([`resolve`]), and it goes to whoever
-//! wants it ([`cpu`]). An allocation event is named, and goes into the stream of its VM and the profile for reports
-//! ([`allocations`]); where allocations are seen in windows only, [`bounded`] opens these and watches what is between.
-//! [`coroutines`] reads those of a running VM, and [`waits`] looks where they wait. [`output`] has the files. Nothing here takes arguments of a command, or knows exit codes.
+//! The engine unwinds a CPU sample, merges its two stacks ([`stack`]), names its frames ([`resolve`]), and hands it to the
+//! outputs and listeners ([`cpu`]). It names an allocation event and writes it to the stream of its VM and to the profile
+//! for reports ([`allocations`]). If allocations are recorded in windows only, [`bounded`] opens the windows and watches
+//! what happens between them. [`coroutines`] reads the coroutines of a running VM, and [`waits`] looks where they wait.
+//! [`output`] writes the files. Nothing in this crate parses command-line arguments or knows exit codes.
 
 pub mod allocations;
 pub mod blockers;

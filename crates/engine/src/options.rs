@@ -15,97 +15,101 @@ use crate::output::OutputFiles;
 use crate::output::files::numbered;
 use crate::sink::SharedSinkFactory;
 
-/// What is to be recorded, and how. One value holds for all processes of a session but for its files
+/// What to record, and how. All processes of a session share one value, except for the file names
 /// ([`of_child`](Self::of_child)).
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The process that is named, or the first of several.
+    /// The named process, or the first of several.
     pub pid: u32,
-    /// Which processes are recorded.
+    /// Which processes to record.
     pub scope: Scope,
-    /// The address of the only VM that is recorded, if only one is.
+    /// The address of the `global_State` of the only VM to record; [`None`] records all VMs.
     pub vm: Option<u64>,
-    /// The kinds of profiles.
+    /// The kinds of profiles to record.
     pub kinds: Kinds,
-    /// If turns of event loops are looked at: samples count only in those that are long.
+    /// If set, turns of event loops are tracked, and only samples in long turns count.
     pub turns: Option<TurnLimits>,
-    /// How long it is recorded, if that is limited.
+    /// How long to record; [`None`] is without limit.
     pub duration: Option<Duration>,
-    /// How large a stream may be, in bytes.
+    /// The maximal size of a stream, in bytes.
     pub max_size: Option<u64>,
-    /// How long one interval lasts, whose files are whole in themselves; [`None`] if the whole recording is one.
+    /// The length of an interval with `--rotate`. Each interval gets complete files of its own. [`None`]: the whole
+    /// recording is one interval.
     pub rotate: Option<Duration>,
-    /// CPU samples a second of each thread's CPU time.
+    /// CPU samples per second of each thread's CPU time.
     pub rate: u32,
-    /// Where the CPU profile goes, if files are named.
+    /// The named output files of the CPU profile.
     pub cpu_files: OutputFiles,
-    /// The same for the profile of allocations.
+    /// The named output files of the allocation profile.
     pub allocation_files: OutputFiles,
-    /// The same for waits.
+    /// The named output files of the wait profile.
     pub wait_files: OutputFiles,
-    /// How often coroutines are looked at, if that costs little.
+    /// The interval between two looks at the coroutines, as long as a look costs little.
     pub wait_interval: Duration,
-    /// If none are named: a stream for each process, and a flame graph. Without both, nothing is written.
+    /// If no output files are named: write a stream and a flame graph for each process. With neither named files nor this,
+    /// nothing is written.
     pub default_streams: Option<DefaultStreams>,
-    /// Where it is written what became of every call of the allocators.
+    /// The file for the ledger: what became of each call of an allocator.
     pub ledger: Option<PathBuf>,
-    /// Beside these files: what makes the sinks of each process.
+    /// Makes further sinks for each process, besides its files.
     pub sinks: Option<SharedSinkFactory>,
-    /// What a stream says of samples in JIT-compiled code.
+    /// How a stream represents samples in JIT-compiled code.
     pub jit_samples: JitSamples,
-    /// Whether the kernel's functions are shown.
+    /// Whether stacks include kernel functions.
     pub kernel: bool,
-    /// What samples of CPU time are grouped by, if they are.
+    /// The request label to group samples of CPU time by, if any.
     pub group_by: Option<RequestKey>,
-    /// The labels that a sample of CPU time has to have.
+    /// The labels that a sample of CPU time must have, with their values.
     pub only_requests: Vec<(RequestKey, String)>,
-    /// Whether traces are listed by what they cost.
+    /// Whether to list traces by their cost.
     pub traces: bool,
-    /// What reports of allocations weigh by, if that was asked for.
+    /// The weight that reports of allocations use, if the user asked for one.
     pub weight: Option<Weight>,
-    /// Version of the memprof stream: 1, 2 or 3.
+    /// The version of the memprof stream: 1, 2 or 3.
     pub stream_version: u8,
-    /// If the stacks of every Nth allocation are recorded: that N.
+    /// N, if the stack of every Nth allocation is recorded.
     pub alloc_stacks: Option<u32>,
-    /// If allocations are recorded in windows: the share of the process's CPU time that this may cost.
+    /// If allocations are recorded in windows: the share of the process's CPU time that the windows may cost.
     pub overhead: Option<f64>,
-    /// An interval of estimated allocations lasts at least so long: few windows tell little.
+    /// The minimal length of an interval of estimated allocations. A short interval has few windows, and few windows tell
+    /// little.
     pub allocation_interval: Duration,
-    /// What a profile may cost.
+    /// The limits of what profiling may cost.
     pub limits: Limits,
-    /// What tests and benchmarks ask for.
+    /// Settings for tests and benchmarks.
     pub testing: Testing,
-    /// Whether more is said of what is done.
+    /// Whether to report more details.
     pub verbose: bool,
-    /// Whether nothing is said but warnings.
+    /// Whether to report warnings only.
     pub quiet: bool,
 }
 
-/// Which processes are recorded.
+/// Which processes to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The one that is named.
+    /// The named process.
     One,
-    /// Those that it has started, in its place.
+    /// The processes that the named one has started, in its place.
     Children,
-    /// These, and those that they start.
+    /// A list of processes, and the processes that they start.
     These {
         /// Their process ids.
         pids: Vec<u32>,
-        /// What they have in common, for people: `processes called nginx`.
+        /// What these processes have in common, to show to the user: `processes called nginx`.
         what: String,
     },
-    /// Those that [`Session::add`](crate::Session::add) is given, while they run. What fails for one of them ends the recording
-    /// of that one alone, and nothing is kept of those that are over but their [`Totals`](crate::session::Totals).
+    /// The processes that [`Session::add`](crate::Session::add) receives, while they run. An error in one process ends the
+    /// recording of that process alone. Of processes that have exited, only the [`Totals`](crate::session::Totals) are
+    /// kept.
     Host,
 }
 
-/// Streams that are named after their process, and when lj-trace was started.
+/// The default streams. Their names contain the process id and the time at which lj-trace was started.
 #[derive(Clone, Debug)]
 pub struct DefaultStreams {
-    /// Where they are.
+    /// The folder of the streams.
     pub folder: PathBuf,
-    /// When lj-trace was started, as names of files have it.
+    /// The time at which lj-trace was started, formatted for file names.
     pub started: String,
 }
 
@@ -114,33 +118,33 @@ impl DefaultStreams {
         self.folder.join(format!("lj-trace-{pid}-{}.{}.bin", self.started, kind.stream()))
     }
 
-    /// A report under the same name.
+    /// The path of a report with the same name as the stream.
     fn report(&self, pid: u32, kind: ProfileKind, format: Format) -> (Format, PathBuf) {
         let ending = if format == Format::Text { "txt" } else { "svg" };
         (format, self.path(pid, kind).with_extension(ending))
     }
 
-    /// The flame graph beside a stream.
+    /// The path of the flame graph beside a stream.
     fn picture(&self, pid: u32, kind: ProfileKind) -> (Format, PathBuf) {
         self.report(pid, kind, Format::Svg)
     }
 }
 
-/// The kinds of profiles that are recorded at once.
+/// The kinds of profiles to record at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds {
-    /// Where CPU time goes.
+    /// CPU time.
     pub cpu: bool,
-    /// Where threads are while they are off the CPU; together with CPU time, both are one profile.
+    /// Time off the CPU. Together with CPU time, both are in one profile.
     pub off_cpu: bool,
-    /// What allocates memory.
+    /// Allocations of memory.
     pub allocations: bool,
-    /// Where coroutines wait.
+    /// Waits of coroutines.
     pub waits: bool,
 }
 
 impl Kinds {
-    /// Whether this kind is recorded.
+    /// Whether to record this kind.
     pub fn has(self, kind: ProfileKind) -> bool {
         match kind {
             ProfileKind::Allocations => self.allocations,
@@ -149,7 +153,7 @@ impl Kinds {
         }
     }
 
-    /// The kind of profile of time that is recorded, if one is.
+    /// The kind of the recorded profile of time; [`None`] if neither CPU time nor time off the CPU is recorded.
     pub fn time(self) -> Option<ProfileKind> {
         match (self.cpu, self.off_cpu) {
             (false, false) => None,
@@ -160,33 +164,33 @@ impl Kinds {
     }
 }
 
-/// What a profile may cost, as shares of the process's CPU time; [`None`] is without limit.
+/// How much profiling may cost, as shares of the process's CPU time; [`None`] is without limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
-    /// The profile of allocations: beyond it, that ends.
+    /// The limit for the allocation profile. Beyond it, that profile ends.
     pub allocations: Option<f64>,
-    /// The CPU profile: beyond it, fewer samples are taken.
+    /// The limit for the CPU profile. Beyond it, the sampling rate goes down.
     pub cpu: Option<f64>,
 }
 
-/// What tests ask for: older kernels, other places, slower work.
+/// Settings for tests: older kernels, other places of events, slower work.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Testing {
-    /// Separate programs for calls and returns of the allocator, as older kernels need.
+    /// Use separate programs for calls and returns of the allocator, as on older kernels.
     pub no_uprobe_session: bool,
-    /// A perf event for each probe on the allocator, as older kernels need.
+    /// Use one perf event for each probe on the allocator, as on older kernels.
     pub no_uprobe_multi: bool,
-    /// Where the sampler's events are.
+    /// Where the sampler puts its perf events.
     pub events: EventPlaces,
-    /// Leave requests alone: what labels cost is measured against that.
+    /// Do not track requests: the baseline for measuring what labels cost.
     pub no_requests: bool,
-    /// How long to sleep after each sample.
+    /// The time to sleep after each sample.
     pub slow_down: Option<Duration>,
-    /// When watchpoints are used.
+    /// When to use watchpoints.
     pub watchpoint: UseWatchpoint,
 }
 
-/// When watchpoints are used.
+/// When to use watchpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum UseWatchpoint {
@@ -199,21 +203,22 @@ pub enum UseWatchpoint {
     Never,
 }
 
-/// A whole host has as many of LuaJIT, as far as room is made for them at first.
+/// A host runs about this many processes with LuaJIT. The first maps have room for so many.
 const PROCESSES_OF_HOST: usize = 1024;
 
 impl Options {
-    /// Whether requests matter: stacks are grouped by them, or only those of some are kept.
+    /// Whether requests matter: stacks are grouped by request, or only the stacks of some requests are kept.
     pub fn wants_requests(&self) -> bool {
         self.group_by.is_some() || !self.only_requests.is_empty()
     }
 
-    /// Whether several processes are recorded, or may be: each gets streams of its own.
+    /// Whether several processes are recorded, or may be. Each of them then gets streams of its own.
     pub fn is_of_several(&self) -> bool {
         self.scope != Scope::One
     }
 
-    /// The processes whose ends end the recording, and whose children are recorded, if there are several.
+    /// The processes whose exits end the recording. If the scope covers several processes, their children are recorded,
+    /// too.
     pub fn roots(&self) -> Vec<u32> {
         match &self.scope {
             Scope::One | Scope::Children => vec![self.pid],
@@ -222,8 +227,8 @@ impl Options {
         }
     }
 
-    /// The same for one of several processes: its files have its process id in their names, and reports of CPU time are of all
-    /// of them together.
+    /// The options for one of several processes: its files have its process id in their names. Reports of CPU time are left
+    /// out, since one report covers all processes.
     pub fn of_child(&self, pid: u32) -> Self {
         let mut cpu_files = self.cpu_files.of_process(pid);
         cpu_files.reports.clear();
@@ -237,7 +242,7 @@ impl Options {
         }
     }
 
-    /// The files that one kind of profile of the process goes to.
+    /// The output files of the process for one kind of profile.
     pub fn files(&self, kind: ProfileKind) -> OutputFiles {
         let named = match kind {
             ProfileKind::Allocations => &self.allocation_files,
@@ -245,13 +250,13 @@ impl Options {
             ProfileKind::Waits => &self.wait_files,
         };
         match &self.default_streams {
-            // They have no streams.
+            // Waits have no streams.
             Some(default) if kind == ProfileKind::Waits => OutputFiles {
                 streams: Vec::new(),
                 reports: [Format::Svg, Format::Text].map(|format| default.report(self.pid, kind, format)).to_vec(),
             },
             Some(default) => {
-                // Several processes have one of CPU time together.
+                // Several processes share one flame graph of CPU time.
                 let has_picture = !kind.is_time() || !self.is_of_several();
                 let picture = has_picture.then(|| default.picture(self.pid, kind));
                 let stream = kind.has_stream().then(|| default.path(self.pid, kind));
@@ -261,7 +266,7 @@ impl Options {
         }
     }
 
-    /// The reports of CPU time that hold all of several processes.
+    /// The reports of CPU time that cover all of several processes.
     pub fn common_reports(&self) -> Vec<(Format, PathBuf)> {
         match &self.default_streams {
             Some(default) => self.kinds.time().map(|kind| default.picture(self.pid, kind)).into_iter().collect(),
@@ -269,7 +274,7 @@ impl Options {
         }
     }
 
-    /// The folders that files are made in.
+    /// The folders of all output files.
     pub fn folders(&self) -> impl Iterator<Item = PathBuf> {
         let kinds = ProfileKind::ALL.into_iter().filter(|kind| self.kinds.has(*kind));
         let files = kinds.map(|kind| self.files(kind)).collect::<Vec<_>>();
@@ -281,11 +286,11 @@ impl Options {
         folders.collect::<Vec<_>>().into_iter()
     }
 
-    /// What the kernel half has to do for one of so many processes.
+    /// What the kernel half has to do for one process, when `processes` are recorded at once.
     pub fn wanted(&self, processes: usize) -> Wanted {
         let memory = self.kinds.allocations;
         let stack_every = self.alloc_stacks.filter(|_| memory).unwrap_or(0);
-        // The maps of a whole host are made when the first of its processes is there.
+        // The maps for a whole host are created with the first process.
         let is_shared_by_host = matches!(self.scope, Scope::Host) && !memory;
         let expected = if is_shared_by_host { processes.max(PROCESSES_OF_HOST) } else { processes };
         let processes = u32::try_from(expected).unwrap_or(u32::MAX >> 1);
@@ -302,13 +307,13 @@ impl Options {
             stack_every,
             kernel_frames: self.kernel,
             mechanism,
-            // A memory profile alone looks out for new VMs with it.
+            // If only memory is profiled, lj-trace discovers new VMs by their activity.
             activity: memory && (self.overhead.is_some() || self.looks_out()),
             processes,
         }
     }
 
-    /// Whether a light sampler looks out for VMs that nobody knows.
+    /// Whether a light sampler looks for VMs that are not known yet.
     pub(crate) fn looks_out(&self) -> bool {
         self.kinds.allocations && self.kinds.time().is_none() && self.overhead.is_none() && self.vm.is_none()
     }

@@ -10,52 +10,53 @@ use lj_trace_profile::ProfileKind;
 
 use crate::error::EngineError;
 
-/// Takes the intervals of a profile as they end. A file that is written when a recording ends is a sink with one interval;
-/// with `--rotate`, one with many; what pushes profiles to a server is another.
+/// Takes the intervals of a profile as they end. A file that is written at the end of a recording is a sink with one
+/// interval, or with many under `--rotate`. Code that pushes profiles to a server is also a sink.
 pub trait Sink {
-    /// Makes ready for the interval that begins at `next` (as names of files have it, `20261123T094500Z`). It comes before
-    /// the end of the one that is under way, so that what cannot go on is known while nothing is lost.
+    /// Prepares for the interval that begins at `next` (formatted for file names, `20261123T094500Z`). The call comes
+    /// before the current interval ends: if the sink cannot go on, the caller learns it while nothing is lost.
     ///
     /// # Errors
-    /// It cannot take another interval. The one that is under way goes on.
+    /// The sink cannot take another interval. The current interval goes on.
     fn prepare(&mut self, next: &str) -> Result<(), EngineError>;
 
-    /// Shows what there is so far of the interval that is under way: somebody has asked for it. Returns the file that it is
-    /// in, as [`end`](Self::end).
+    /// Shows the current interval so far, because a user or a caller asked for it. Returns the path of the file, as
+    /// [`end`](Self::end) does.
     ///
     /// # Errors
-    /// It cannot be shown.
+    /// The sink cannot show the interval.
     fn show(&mut self, interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError>;
 
-    /// Takes an interval that is over; returns the file that it is in, if there is one that people know by a name.
+    /// Takes an interval that is over. Returns the path of its file, if the interval is in a file that the user knows by
+    /// name.
     ///
     /// # Errors
-    /// It cannot be taken: what was recorded in it is lost for this sink.
+    /// The sink cannot take the interval. Its data is lost for this sink.
     fn end(&mut self, interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError>;
 }
 
-/// Makes the sinks that one process gets for one kind of profile, beside its files.
+/// Makes the sinks that a process gets for each kind of profile, besides its files.
 pub trait SinkFactory: Debug + Send + Sync {
-    /// The sinks of a process that is about to be recorded.
+    /// The sinks of a process whose recording is about to begin.
     fn sinks(&self, process: &Process, kind: ProfileKind) -> Vec<Box<dyn Sink>>;
 }
 
-/// One for all processes of a session.
+/// One factory for all processes of a session.
 pub type SharedSinkFactory = Arc<dyn SinkFactory>;
 
-/// Takes an interval to all of `sinks`; returns the files that it is in.
+/// Hands an ended interval to all of `sinks`; returns the paths of the files that contain it.
 ///
 /// # Errors
-/// The first of them that could not take it; the others have it all the same.
+/// The error of the first sink that could not take it. The other sinks take the interval all the same.
 pub(crate) fn end_all(sinks: &mut [Box<dyn Sink>], interval: &Interval<'_>) -> Result<Vec<PathBuf>, EngineError> {
     let ended: Vec<_> = sinks.iter_mut().map(|sink| sink.end(interval)).collect();
     Ok(ended.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
 }
 
-/// Has all of `sinks` show what there is so far; returns the files that it is in.
+/// Makes all of `sinks` show the interval so far; returns the paths of the files that contain it.
 ///
 /// # Errors
-/// The first of them that cannot.
+/// The error of the first sink that cannot show it.
 pub(crate) fn show_all(sinks: &mut [Box<dyn Sink>], interval: &Interval<'_>) -> Result<Vec<PathBuf>, EngineError> {
     sinks.iter_mut().filter_map(|sink| sink.show(interval).transpose()).collect()
 }
@@ -67,10 +68,10 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// What a sink has taken: the kind and the total of each interval.
+    /// The intervals that a sink has taken: the kind and the total of each.
     pub type Taken = Rc<RefCell<Vec<(ProfileKind, u64)>>>;
 
-    /// Keeps the totals in memory, as something that pushes would send them.
+    /// Keeps the totals in memory, in place of a sink that would send them to a server.
     #[derive(Default)]
     pub struct Totals(pub Taken);
 

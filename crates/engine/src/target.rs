@@ -1,4 +1,4 @@
-//! The processes to record: the one that is named, or its children.
+//! The processes to record: the named one, or its children.
 
 use lj_trace_luajit::{FindError, FirstVms, Vm, find_first_vms, find_vms};
 use lj_trace_probes::journal::{Priority, say};
@@ -12,9 +12,9 @@ use crate::allocations::SharedListener;
 use crate::error::{EngineError, Failure};
 use crate::options::{Options, Scope};
 
-/// A process that is recorded.
+/// A process to record.
 pub struct RecordTarget {
-    /// The options, with its own process id and file names.
+    /// The options, with the process id and the file names of this process.
     pub options: Options,
     /// The process.
     pub process: Process,
@@ -22,19 +22,19 @@ pub struct RecordTarget {
     pub maps: Maps,
     /// Its VMs.
     pub vms: Vec<Vm>,
-    /// Whether it may have others, since not all of its memory was searched.
+    /// Whether the process may have more VMs, because only a part of its memory was searched.
     pub may_have_more: bool,
-    /// The index of the only VM that is recorded, if only one is.
+    /// The index in `vms` of the only VM to record; [`None`] records all of them.
     pub only: Option<usize>,
-    /// If it is only looked at: who hears of its allocations. There are no outputs then.
+    /// The listener for allocations, if the process is only observed. There are no outputs then.
     pub live: Option<SharedListener>,
 }
 
 impl RecordTarget {
-    /// The process that is named.
+    /// The target for the named process.
     ///
     /// # Errors
-    /// It cannot be recorded.
+    /// The process cannot be recorded.
     pub fn new(options: Options) -> Result<Self, EngineError> {
         let process = Process::open(options.pid)?;
         let maps = process.maps()?;
@@ -49,36 +49,38 @@ impl RecordTarget {
         Ok(Self { options, process, maps, vms, may_have_more, only, live: None })
     }
 
-    /// A process that has only begun: it has no VM yet, and is searched until it has one.
+    /// The target for a process that has just started. It has no VM yet, and the session searches it until it has one.
     ///
     /// # Errors
-    /// It cannot be recorded.
+    /// The process cannot be recorded.
     pub fn starting(options: Options) -> Result<Self, EngineError> {
         let process = Process::open(options.pid)?;
         let maps = process.maps()?;
         Ok(Self { options, process, maps, vms: Vec::new(), may_have_more: false, only: None, live: None })
     }
 
-    /// One of several processes, in which these VMs were found. `options` are those of all.
+    /// The target for one of several processes, with the VMs that were found in it. `options` are the options of the
+    /// session.
     pub fn of_several(options: &Options, process: Process, maps: Maps, found: FirstVms) -> Self {
         let options = options.of_child(process.pid());
         let FirstVms { vms, may_have_more } = found;
         Self { options, process, maps, vms, may_have_more, only: None, live: None }
     }
 
-    /// The VMs that are recorded, in the order of their numbers in the outputs: the only one that is recorded has none.
+    /// The VMs to record, in the order of their numbers in the outputs. If only one VM is recorded, outputs give it no
+    /// number.
     pub fn recorded(&self) -> Vec<Vm> {
         let Self { vms, only, .. } = self;
         only.map_or_else(|| vms.clone(), |only| vms.get(only).cloned().into_iter().collect())
     }
 
-    /// What people know it by: `nginx (pid 4242)`.
+    /// The name of the process for the user: `nginx (pid 4242)`.
     pub fn name(&self) -> String {
         format!("{} (pid {})", self.process.command(), self.options.pid)
     }
 }
 
-/// The index of the VM at `address`.
+/// The index of the VM at the `global_State` `address`.
 fn choose(options: &Options, vms: &[Vm], address: u64) -> Result<usize, EngineError> {
     vms.iter().position(|vm| vm.global == address).ok_or_else(|| {
         let there: Vec<String> = vms.iter().map(|vm| format!("{:#x}", vm.global)).collect();
@@ -87,10 +89,10 @@ fn choose(options: &Options, vms: &[Vm], address: u64) -> Result<usize, EngineEr
     })
 }
 
-/// The processes that `options` are about.
+/// The processes that `options` select.
 ///
 /// # Errors
-/// None of them can be recorded.
+/// None of the processes can be recorded.
 pub fn targets(options: &Options) -> Result<Vec<RecordTarget>, EngineError> {
     match &options.scope {
         Scope::One => {}
@@ -99,7 +101,7 @@ pub fn targets(options: &Options) -> Result<Vec<RecordTarget>, EngineError> {
         Scope::Host => return Ok(Vec::new()),
     }
     load_ahead(options);
-    // Those that are running may not be the one that was named.
+    // The named process may be a master that runs no Lua itself.
     match RecordTarget::new(options.clone()) {
         Ok(target) => {
             if target.vms.iter().all(|vm| vm.is_idle(&target.process.memory()))
@@ -122,8 +124,8 @@ pub fn targets(options: &Options) -> Result<Vec<RecordTarget>, EngineError> {
     }
 }
 
-/// Has the sampler loaded while the process is searched for its VMs. Whoever waits for a VM does without: what is loaded would
-/// be there for as long.
+/// Loads the sampler while the search for VMs runs. Code that waits for a first VM does not call this: the programs would
+/// stay loaded for the whole wait.
 fn load_ahead(options: &Options) {
     let wanted = options.wanted(1);
     if wanted.may_share()
@@ -134,7 +136,7 @@ fn load_ahead(options: &Options) {
     }
 }
 
-/// Names the processes with VMs that `pid` has started, and says how to record them; none if there are none.
+/// Lists the processes with VMs that `pid` has started, and says how to record them; [`None`] if there are none.
 fn workers(pid: u32) -> Option<String> {
     let has_vm = |pid: &u32| {
         let process = Process::open(*pid).ok()?;
@@ -150,12 +152,12 @@ fn workers(pid: u32) -> Option<String> {
     ))
 }
 
-/// All processes with VMs that the named one has started.
+/// All processes with VMs that the named process has started.
 ///
 /// # Errors
-/// There are none.
+/// The process has started none.
 pub fn children(options: &Options) -> Result<Vec<RecordTarget>, EngineError> {
-    // If it is not there, that is what has to be said.
+    // If the named process does not exist, the error has to say that.
     let parent = Process::open(options.pid)?;
     let targets = with_vms(&descendants(options.pid), options);
     if targets.is_empty() {
@@ -169,7 +171,7 @@ pub fn children(options: &Options) -> Result<Vec<RecordTarget>, EngineError> {
     Ok(targets)
 }
 
-/// Those of the processes that have a VM.
+/// The targets for those processes that have a VM.
 fn with_vms(pids: &[u32], options: &Options) -> Vec<RecordTarget> {
     let mut targets = Vec::new();
     for &pid in pids {
@@ -177,7 +179,7 @@ fn with_vms(pids: &[u32], options: &Options) -> Vec<RecordTarget> {
         let Ok(maps) = process.maps() else { continue };
         match find_first_vms(&process, &maps) {
             Ok(found) => targets.push(RecordTarget::of_several(options, process, maps, found)),
-            // A helper without Lua, or one that has just exited.
+            // A helper process without Lua, or a process that has just exited.
             Err(FindError::NoVm { .. } | FindError::Target(_)) => {}
             Err(error) => say(Priority::Warning, &format!("lj-trace: process {pid} is not recorded: {error}")),
         }
@@ -185,10 +187,11 @@ fn with_vms(pids: &[u32], options: &Options) -> Vec<RecordTarget> {
     targets
 }
 
-/// The processes that `selector` chooses, and the options to record them with: one is recorded as if it had been named.
+/// The processes that `selector` chooses, and the options to record them with. A single process is recorded as if the user
+/// had named it.
 ///
 /// # Errors
-/// There are none, or none of them has a VM.
+/// The selector matches no process, or none of the processes has a VM.
 pub fn selected(selector: &Selector, options: &Options) -> Result<(Options, Vec<RecordTarget>), EngineError> {
     let pids = selector.processes();
     let chosen = |pids: Vec<u32>| Options {

@@ -1,8 +1,8 @@
-//! How far the estimate may be off: by as much as it changes if other windows had been drawn.
+//! The error of the estimate: how much the estimate would change if other windows had been drawn.
 //!
-//! This is the bootstrap (Efron and Tibshirani: *An Introduction to the Bootstrap*, 1993), in each stratum by itself. The
-//! variances add up; and so do those of the variances, which tells how many degrees of freedom the sum has (Satterthwaite:
-//! *An approximate distribution of estimates of variance components*, 1946).
+//! This is the bootstrap (Efron and Tibshirani: *An Introduction to the Bootstrap*, 1993), applied to each stratum
+//! separately. The variances add up. So do the variances of the variances, which give the degrees of freedom of the sum
+//! (Satterthwaite: *An approximate distribution of estimates of variance components*, 1946).
 
 use super::outcome::{LevelWeights, Outcome};
 use super::random::Random;
@@ -11,17 +11,17 @@ use super::sums::Sum;
 use super::tables::Share;
 use crate::observation::SourceId;
 
-/// How often windows are drawn anew. The error's own error is `1 / sqrt(2 * 100)`: 7%.
+/// How often windows are drawn again. The relative error of the error is `1 / sqrt(2 * 100)`: 7%.
 const REPLICATES: usize = 100;
 
-/// No share is known better than to 0.2 points: windows are short against what a program repeats, and prefer what
-/// follows after a while without allocations.
+/// The least error of a share, 0.2 points: windows are short compared to a program's cycles, and favour what comes after a
+/// pause without allocations.
 const LEAST_SHARE: f64 = 0.002;
 
-/// Nor is a total that is not measured known better than to 1%.
+/// The least relative error of an estimated total: 1%.
 const LEAST_TOTAL: f64 = 0.01;
 
-/// The errors of all figures, in 19 of 20 cases.
+/// The errors of all figures, for 19 of 20 cases.
 #[derive(Clone, Debug)]
 pub struct Spread {
     pub bytes: Vec<f64>,
@@ -30,11 +30,11 @@ pub struct Spread {
     pub gross: f64,
 }
 
-/// A variance that is a sum of others, each known from some windows.
+/// A variance that is the sum of others, each of them known from some windows.
 #[derive(Clone, Copy, Debug, Default)]
 struct Variance {
     sum: f64,
-    /// Of the squares of all, each over its degrees of freedom.
+    /// The sum of the squared variances, each divided by its degrees of freedom.
     squares: f64,
 }
 
@@ -44,7 +44,7 @@ impl Variance {
         self.squares += variance * variance / freedom;
     }
 
-    /// By how much the truth may be off in 19 of 20 cases, if `seen` windows say anything about it.
+    /// How far off the figure may be in 19 of 20 cases, if `seen` windows say anything about it.
     fn error(&self, seen: f64) -> f64 {
         let freedom = if self.squares > 0.0 { self.sum * self.sum / self.squares } else { 1.0 };
         self.sum.sqrt() * student(freedom.min(seen))
@@ -57,11 +57,11 @@ struct Variances {
     bytes: Variance,
     count: Variance,
     share: Variance,
-    /// Windows that have seen it.
+    /// The number of windows that have seen the source.
     seen: f64,
 }
 
-/// Draws windows anew, again and again. `middle` is what the windows that were there amount to.
+/// Draws windows again and again. `middle` is the outcome of the original windows.
 pub fn spread(strata: &Strata, middle: &Outcome, tables: &[Share]) -> Spread {
     let every = strata.every();
     let all: f64 = middle.bytes.iter().sum();
@@ -93,7 +93,7 @@ pub fn spread(strata: &Strata, middle: &Outcome, tables: &[Share]) -> Spread {
     }
     let estimated = strata.estimated();
     let least = LEAST_SHARE * estimated;
-    // Windows that were not drawn may show what none of those has shown: drawing from these cannot tell.
+    // Windows that were never drawn might show a source that none of these windows has shown. Redrawing cannot find that.
     let sources: Vec<SourceId> = (0..).take(lines.len()).map(SourceId).collect();
     let overlooked = strata.overlooked(&sources);
     let of = |error: fn(&Variances) -> f64, unit: &dyn Fn(usize) -> f64| -> Vec<f64> {
@@ -102,7 +102,7 @@ pub fn spread(strata: &Strata, middle: &Outcome, tables: &[Share]) -> Spread {
     };
     Spread {
         bytes: of(|line| line.bytes.error(line.seen), &|_| all),
-        // As many calls as those bytes are.
+        // The number of calls that corresponds to these bytes.
         count: of(|line| line.count.error(line.seen), &|i| all * middle.count[i] / middle.bytes[i].max(1.0)),
         share: of(|line| line.share.error(line.seen).min(1.0), &|_| 1.0),
         gross: if every.is_empty() {
@@ -113,12 +113,12 @@ pub fn spread(strata: &Strata, middle: &Outcome, tables: &[Share]) -> Spread {
     }
 }
 
-/// How what a stratum amounts to varies with the windows.
+/// How the outcome of a stratum varies with the windows.
 struct Drawn {
     /// Variances of each source's bytes, count and share.
     lines: Vec<[f64; 3]>,
     gross: f64,
-    /// How many windows that follows from, less one.
+    /// The number of windows behind this, less one.
     freedom: f64,
 }
 
@@ -145,10 +145,10 @@ impl Drawn {
                 }
             }
         }
-        // Few windows vary less than what they are drawn from.
+        // A few windows vary less than the population that they are drawn from.
         let widening = if units < 2 { 1.0 } else { units as f64 / (units - 1) as f64 } / REPLICATES as f64;
         lines.iter_mut().flatten().for_each(|square| *square *= widening);
-        // All that it has may be more, or less.
+        // The total of the stratum is uncertain, too.
         let (_, doubt) = LevelWeights::new(&stratum.drawn(every)).gross_and_doubt(stratum);
         for (i, squares) in lines.iter_mut().enumerate().filter(|_| doubt > 0.0) {
             let share = (own.bytes[i] - own.gross * middle.bytes[i] / all.max(1.0)) / all.max(1.0);
@@ -162,11 +162,12 @@ impl Drawn {
     }
 }
 
-/// Other windows, as many as the stratum has.
+/// A new draw of windows, as many as the stratum has.
 fn draw<'a>(stratum: &'a Stratum, every: &[(&'a Sum, f64)], random: &mut Random) -> Vec<(&'a Sum, f64)> {
     let units = stratum.sums.len();
     if units == 0 || units == 1 && random.below(2) == 0 {
-        // Of one window the spread is unknown, and of none all is: it may be like any other.
+        // The spread of one window is unknown, and a stratum without windows is entirely unknown: it may be like any other
+        // window.
         return vec![every[random.below(every.len())]];
     }
     let mut drawn = stratum.drawn(&[]);
@@ -178,8 +179,8 @@ fn draw<'a>(stratum: &'a Stratum, every: &[(&'a Sum, f64)], random: &mut Random)
     drawn
 }
 
-/// How many standard deviations hold 19 of 20 cases, if the deviation is known with so many degrees of freedom: Student's t
-/// at 97.5%, in powers of one over those (Abramowitz and Stegun: *Handbook of Mathematical Functions*, 26.7.5).
+/// The number of standard deviations that hold 19 of 20 cases, if the deviation is known with this many degrees of freedom:
+/// Student's t at 97.5%, in powers of one over them (Abramowitz and Stegun: *Handbook of Mathematical Functions*, 26.7.5).
 fn student(freedom: f64) -> f64 {
     let n = freedom.max(1.5);
     1.96 + 2.37 / n + 2.82 / (n * n) + 2.56 / (n * n * n)

@@ -1,4 +1,4 @@
-//! Classes of slices: those in which the CPU did the same.
+//! Classes of slices. In the slices of a class, the CPU did the same.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use super::timeline::{Settled, Slice, Volume};
 use super::used_time::CpuTime;
 use crate::observation::{ActivityId, Nanos};
 
-/// At most so many classes: further slices are told by their rate alone.
+/// The most classes. Further slices are classified by their rate alone.
 const MOST: usize = 256;
 
-/// What has this part of a slice's samples belongs to what the slice did.
+/// An activity with at least this share of a slice's samples is part of the slice's class.
 const PRESENT: f64 = 0.2;
 
 /// All slices so far, by class.
@@ -18,47 +18,47 @@ const PRESENT: f64 = 0.2;
 pub struct Classes {
     by_key: BTreeMap<ClassKey, usize>,
     list: Vec<Class>,
-    /// Bytes of slices without samples.
+    /// Bytes in slices without samples.
     pub unsampled: f64,
-    /// Bytes of slices that were allocated in windows which became known too late.
+    /// Bytes that were counted for slices, but belong to windows that became known too late.
     pub late: Volume,
-    /// Bytes that were allocated at once, in a slice that allocates much less.
+    /// Bytes that were allocated at once, in a slice that otherwise allocates much less.
     pub jumps: f64,
 }
 
-/// What slices of a class have in common.
+/// The properties that slices of a class share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClassKey {
-    /// What ran most, in order.
+    /// The most frequent activities, in order.
     pub activities: Vec<ActivityId>,
-    /// The logarithm of the rate at which was allocated, to the base 2, in steps of [`STEP`].
+    /// The logarithm of the allocation rate to the base 2, in steps of [`STEP`].
     pub rate: i32,
 }
 
-/// A block of fewer bytes is not big: a program that did not have a CPU for a while may allocate as much at once.
+/// The least bytes of a big block. Smaller amounts may come from a program that had no CPU for a while.
 const BIG: f64 = 1_048_576.0;
 
-/// The rate near a window is not believed if it is less than this part of its slice's.
+/// A rate near a window is not trusted if it is less than this part of the rate of its slice.
 const LEAST_NEAR: f64 = 0.1;
 
-/// Where samples tell what ran, the rate tells apart only what differs by more than this power of 2.
+/// If samples show what ran, only rates that differ by more than this power of 2 count as different.
 const STEP: i32 = 3;
 
 /// The slices of one class.
 #[derive(Clone, Debug, Default)]
 pub struct Class {
     pub key: ClassKey,
-    /// How long they are together, without windows.
+    /// The total length of the slices, without windows.
     pub time: Nanos,
-    /// What was allocated in them, without what was in windows.
+    /// The allocations in the slices, without those in windows.
     pub volume: Volume,
-    /// Windows amid them.
+    /// The number of windows inside the slices.
     pub windows: u64,
-    /// The rates around those windows, summed up.
+    /// The sum of the rates around these windows.
     pub rates: f64,
-    /// For how much CPU time that was.
+    /// The CPU time of the slices.
     pub cpu_time: CpuTime,
-    /// What those saw.
+    /// The sums over these windows.
     pub batches: Batches,
 }
 
@@ -72,12 +72,12 @@ impl ClassKey {
         Self { rate: step_of(slice.rate(), if samples > 0 { STEP } else { 1 }), activities }
     }
 
-    /// That of slices which are told by their rate alone.
+    /// The key of slices that are classified by their rate alone.
     fn without_activities(slice: &Slice) -> Self {
         Self { rate: step_of(slice.rate(), 1), activities: Vec::new() }
     }
 
-    /// How much alike two classes are, from 0 to 1.
+    /// The similarity of two classes, from 0 to 1.
     pub fn similarity(&self, other: &Self) -> f64 {
         let shared = self.activities.iter().filter(|activity| other.activities.contains(activity)).count();
         let all = self.activities.len() + other.activities.len() - shared;
@@ -86,7 +86,7 @@ impl ClassKey {
     }
 }
 
-/// The number of the step that a rate in bytes per nanosecond is on; one for all below 64 KB/s.
+/// The step of a rate in bytes per nanosecond. All rates below 64 KB/s are on one step.
 fn step_of(rate: f64, step: i32) -> i32 {
     let kilobytes = rate * 1e6;
     if kilobytes < 64.0 { 0 } else { (kilobytes.log2().min(60.0) as i32).div_euclid(step) * step }
@@ -106,7 +106,8 @@ impl Classes {
         class.cpu_time.outside += f64::from(slice.activities.iter().map(|(_, count)| count).sum::<u32>());
         for Settled { window, rate: near, within, ran } in &slice.windows {
             class.cpu_time.add(window, *ran);
-            // Right beside a window the program may not have had a CPU; or it may be the one that does little in a slice.
+            // Right beside a window, the program may not have had a CPU; or it may be a program that does little in this
+            // slice.
             let absent = || within.map_or(rate, |within| within.clamp(near.unwrap_or(0.0).clamp(0.0, rate), rate));
             let near = near.filter(|near| *near > LEAST_NEAR * rate).unwrap_or_else(absent);
             class.windows += 1;
@@ -128,7 +129,7 @@ impl Classes {
         &mut self.list[index]
     }
 
-    /// Notes what was taken for allocated outside of windows, and was not.
+    /// Notes allocations that were counted outside of windows, but were inside.
     pub fn deduct(&mut self, late: &Volume) {
         self.late.add(late);
     }
@@ -139,7 +140,8 @@ impl Classes {
     }
 }
 
-/// What a slice has allocated at once: between two readings more than [`BIG`], and more than in all the rest of it.
+/// The bytes that a slice has allocated at once: more than [`BIG`] between two readings, and more than in the rest of the
+/// slice.
 fn jump(slice: &Slice) -> f64 {
     let rest = slice.volume.sum() - slice.peak;
     if slice.intervals >= 4 && slice.peak > BIG && slice.peak > rest { slice.peak - rest.max(0.0) } else { 0.0 }

@@ -1,27 +1,27 @@
-//! What windows saw: known exactly, whatever the rest is.
+//! The allocations in windows. They are known exactly, whatever the rest is.
 
 use std::collections::BTreeMap;
 
 use crate::observation::{Nanos, SourceId, Window};
 
-/// The sum of all windows.
+/// The sums over all windows.
 #[derive(Clone, Debug, Default)]
 pub struct Exact {
-    /// What each source has allocated: bytes, and calls.
+    /// The allocations of each source: bytes and calls.
     pub lines: BTreeMap<SourceId, (u64, u64)>,
-    /// What all have.
+    /// The bytes that all sources have allocated.
     pub made: u64,
     pub freed: u64,
     pub windows: u64,
     pub events: u64,
-    /// How long they were open.
+    /// How long the windows were open.
     pub open: Nanos,
-    /// How long those were open that are part of the total.
+    /// How long those windows were open that are part of the total.
     pub counted: Nanos,
 }
 
 impl Exact {
-    /// Adds a window. One that was opened before the counters were first read is not part of the total.
+    /// Adds a window. A window that was opened before the counters were first read is not part of the total.
     pub fn add(&mut self, window: &Window, before_all: bool) {
         self.windows += 1;
         self.events = self.events.saturating_add(window.events);
@@ -45,7 +45,7 @@ pub fn made(window: &Window) -> u64 {
     window.made.iter().fold(0, |sum, made| made.bytes.saturating_add(sum))
 }
 
-/// Bytes allocated in a window, less what was freed explicitly.
+/// Bytes allocated in a window, less bytes freed explicitly.
 pub fn net(window: &Window) -> f64 {
     made(window) as f64 - window.freed as f64
 }

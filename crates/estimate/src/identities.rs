@@ -1,6 +1,6 @@
-//! What must hold whatever a program does. The parts of an estimate come from different sources (probes, the collector's
-//! counters, clocks), and on a machine with too much to do any of them may come late: then they contradict each other, and
-//! no figure that depends on both is true.
+//! Identities that hold for any program. The parts of an estimate come from different sources (probes, the collector's
+//! counters, clocks). On an overloaded machine, any of them may come late. They then contradict each other, and no figure
+//! that depends on both is right.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,45 +10,45 @@ use lj_trace_text::{bytes, signed_bytes};
 use super::exact::Exact;
 use super::{Figure, Line, Total};
 
-/// Counters and probes begin and end some milliseconds apart: differences of so much are none.
+/// Counters and probes begin and end some milliseconds apart, so differences of this size do not count.
 const APART: f64 = 0.03;
 const BYTES_APART: f64 = 65_536.0;
 const SECONDS_APART: f64 = 0.05;
 
-/// Something that must hold, and does not.
+/// An identity that does not hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Broken {
-    /// More was left after all explicit frees than was allocated.
+    /// Fewer bytes were allocated than were left after all explicit frees.
     Frees {
-        /// Bytes that are left.
+        /// The bytes that were left.
         net: f64,
-        /// Bytes that were allocated.
+        /// The bytes that were allocated.
         gross: f64,
     },
-    /// The lines together are not the total.
+    /// The lines do not add up to the total.
     Sum {
-        /// Bytes of all lines.
+        /// The bytes of all lines.
         lines: f64,
-        /// Bytes of all.
+        /// The total bytes.
         gross: f64,
     },
-    /// Shares are not parts of one whole.
+    /// The shares do not add up to one.
     Shares(f64),
     /// Windows saw more than the counters rose by in the whole recording.
     Windows {
-        /// Bytes that windows saw allocated, and not freed.
+        /// Bytes that windows saw allocated and not freed.
         seen: f64,
-        /// Bytes that the counters rose by.
+        /// The rise of the counters in bytes.
         net: f64,
     },
-    /// Windows, of which one is open at a time, were open for longer than was recorded.
+    /// Windows were open for longer than the recording, although only one is open at a time.
     Clock {
-        /// Seconds that they were open.
+        /// The seconds that they were open.
         open: f64,
-        /// Seconds that were recorded.
+        /// The seconds that were recorded.
         recorded: f64,
     },
-    /// A counter that only rises has fallen so many times.
+    /// A counter that should only rise has fallen, this many times.
     Fallen(u64),
 }
 
@@ -87,29 +87,29 @@ impl fmt::Display for Broken {
     }
 }
 
-/// The figures that are held against each other.
+/// The figures that are checked against each other.
 #[derive(Clone, Copy, Debug)]
 pub struct Account {
     /// Bytes allocated, less what was freed explicitly.
     pub net: Figure,
     /// Bytes allocated.
     pub gross: Figure,
-    /// Bytes of all lines; none if nothing is known of lines.
+    /// The bytes of all lines; [`None`] if nothing is known about lines.
     pub lines: Option<f64>,
     /// The shares of all lines.
     pub shares: f64,
     /// Bytes that windows saw allocated, less what they saw freed.
     pub seen: f64,
-    /// Seconds that windows were open.
+    /// The seconds that windows were open.
     pub open: f64,
-    /// Seconds that were recorded.
+    /// The seconds that were recorded.
     pub recorded: f64,
-    /// How often a counter that only rises has fallen.
+    /// How often a counter that should only rise has fallen.
     pub fallen: u64,
 }
 
 impl Account {
-    /// That of an estimate.
+    /// The account of an estimate.
     pub fn of(total: &Total, lines: &[Line], exact: &Exact, recorded: Duration, fallen: u64) -> Self {
         Self {
             net: total.net,
@@ -123,11 +123,11 @@ impl Account {
         }
     }
 
-    /// All that does not hold, by more than the figures' errors allow.
+    /// All identities that do not hold, by more than the figures' errors allow.
     pub fn broken(&self) -> Vec<Broken> {
         let &Self { net, gross, lines, shares, seen, open, recorded, fallen } = self;
         let error = |figure: Figure| figure.error.unwrap_or(0.0) + APART * figure.value.abs() + BYTES_APART;
-        // What is no number is no figure.
+        // NaN is never a valid figure.
         let exceeds = |more: f64, less: f64| more > less || more.is_nan() || less.is_nan();
         let checks = [
             exceeds(net.value - net.error.unwrap_or(0.0), gross.value + error(gross))
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// An account in which all holds.
+    /// An account in which all identities hold.
     fn sound(random: &mut Random) -> Account {
         let gross = 1e6 * (1.0 + 1e4 * random.unit());
         let error = random.unit();

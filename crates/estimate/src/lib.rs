@@ -1,22 +1,23 @@
-//! What a memory profile of bounded cost estimates: who has allocated how much, from windows that saw little of it.
+//! Estimates how much each source has allocated, from windows that saw only a small part of it: the estimate of a memory
+//! profile of bounded cost.
 //!
-//! Adding up what the windows saw would be wrong: within one the program runs in slow time, the slower the more it
-//! allocates, so a window of some milliseconds covers little of a stretch that allocates much. In programs whose
-//! behaviour changes with time that is an error of 20 points and more, however many windows there are. So:
+//! To add up what the windows saw would be wrong. Probes slow the program down in a window, the more the program allocates,
+//! so a window of some milliseconds covers little of a stretch that allocates much. For programs whose behaviour changes
+//! over time, the error would be 20 points and more, however many windows there are. So:
 //!
-//! - What was allocated in windows is known exactly, and added as it is (`exact`).
-//! - The rest of the time is cut into slices of 10 ms, in which the collector's counters tell how much was allocated
-//!   (`timeline`). A window belongs to the slice in whose midst it was opened, at a random place.
-//! - Slices in which the CPU did the same are a class (`classes`): what a class has allocated is known, and what its
-//!   windows saw tells who. This is post-stratification; it holds however good or bad the classes are, and is the more
-//!   precise the better they are.
-//! - Within a class, a window counts by the rate at which was allocated right before and after it, which stands for the
-//!   amount of the program's own time that it covers (`sums`).
-//! - Classes with few windows are put together with similar ones (`strata`).
-//! - What of that is freed explicitly, the collector's counters do not have. Windows tell it in proportion to the rest, or,
-//!   where there is next to no rest, in proportion to the CPU time (`ran`).
-//! - String tables are rare and large, and known without windows (`tables`).
-//! - How far all that may be off is found by drawing other windows from those there are (`bootstrap`).
+//! - Allocations in windows are known exactly, and added as they are (`exact`).
+//! - The rest of the time is cut into slices of 10 ms. The collector's counters tell how much was allocated in a slice
+//!   (`timeline`). A window belongs to the slice inside which it was opened, at a random moment.
+//! - Slices in which the CPU did the same form a class (`classes`). The amount that a class has allocated is known, and its
+//!   windows tell which sources allocated it. This is post-stratification: it is unbiased for any classes, and the better
+//!   the classes are, the more precise it is.
+//! - Within a class, a window is weighted by the allocation rate right before and after it. The rate stands for the amount
+//!   of the program's own time that the window covers (`sums`).
+//! - Classes with few windows are merged with similar classes (`strata`).
+//! - The collector's counters do not include bytes that are freed explicitly. Windows show these in proportion to the
+//!   remaining bytes, or, if next to nothing remains, in proportion to the CPU time (`used_time`).
+//! - String tables are rare and large, and are known without windows (`tables`).
+//! - The possible error of all this is found by drawing other windows from the existing ones (`bootstrap`).
 
 mod bootstrap;
 mod classes;
@@ -50,17 +51,17 @@ pub use warnings::Warning;
 
 use observation::{CpuSample, Nanos, Reading, SourceId, Window};
 
-/// For how long observations wait for windows that belong to them.
+/// How long observations wait for windows that belong to them, in nanoseconds.
 const HORIZON: Nanos = 10_000_000_000;
 
-/// Windows of this length and more are no random sample of what is around them, but a full trace: they count for
-/// themselves alone.
+/// The length in nanoseconds from which on a window is not a random sample of what is around it, but a full trace. It then
+/// counts only for itself.
 const LONG_WINDOW: Nanos = 100_000_000;
 
-/// Makes an [`Estimate`] from what is observed, in bounded memory.
+/// Makes an [`Estimate`] from observations, in bounded memory.
 ///
-/// Windows may come up to 10 s after they were opened: so a trace that stays on is to be handed over in parts of a few
-/// seconds, each of which begins where the last one ended.
+/// Windows may arrive up to 10 s after they were opened. Hand over a trace that stays on in parts of a few seconds, each of
+/// which begins where the previous one ended.
 #[derive(Clone, Debug, Default)]
 pub struct Estimator {
     first: Option<Reading>,
@@ -69,22 +70,22 @@ pub struct Estimator {
     classes: Classes,
     exact: Exact,
     growers: Growers,
-    /// How much CPU time a sample stands for, in nanoseconds; 0 if that is not known.
+    /// The CPU time that a sample counts for, in nanoseconds; 0 if it is not known.
     period: f64,
 }
 
 impl Estimator {
-    /// Of a recording that begins.
+    /// The estimator of a new recording.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Says how many samples there are in a second of CPU time.
+    /// Sets the number of samples per second of CPU time.
     pub fn set_sampling(&mut self, rate: f64) {
         self.period = 1e9 / rate.max(1.0);
     }
 
-    /// Begins anew with the last counters: what is observed from now on is all that there is.
+    /// Starts anew from the last counters: the estimate covers only later observations.
     pub fn begin_anew(&mut self) {
         let Self { last, first, period, .. } = std::mem::take(self);
         self.period = period;
@@ -93,7 +94,7 @@ impl Estimator {
         }
     }
 
-    /// Takes the counters, in the order of time; about 1000 times a second.
+    /// Takes the counters, in the order of time, about 1000 times per second.
     pub fn reading(&mut self, reading: Reading) {
         if self.first.is_none() {
             self.first = Some(reading);
@@ -113,7 +114,7 @@ impl Estimator {
 
     /// Takes a window, after it was closed.
     ///
-    /// What was opened long before the first reading is not part of the total, and only counted.
+    /// A window that was opened long before the first reading is not part of the total, and is only counted.
     pub fn window(&mut self, mut window: Window) {
         let at = self.first.map_or(0, |first| first.at);
         let early = at.saturating_sub(window.opened);
@@ -125,12 +126,12 @@ impl Estimator {
         }
     }
 
-    /// Says whose what is that no window saw, but the counters tell: string tables.
+    /// Sets the sources of string tables that no window saw but that the counters show.
     pub fn set_growers(&mut self, growers: Growers) {
         self.growers = growers;
     }
 
-    /// What all that amounts to.
+    /// The estimate from all observations so far.
     pub fn estimate(&self) -> Estimate {
         let mut classes = self.classes.clone();
         let mut timeline = self.timeline.clone();
@@ -161,75 +162,75 @@ impl Estimator {
     }
 }
 
-/// What was allocated while a memory profile of bounded cost was recorded.
+/// The allocations during a recording of a memory profile of bounded cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Estimate {
-    /// By all.
+    /// The allocations of all sources together.
     pub total: Total,
-    /// By each source that was seen to allocate, the largest first.
+    /// The allocations of each source that was seen to allocate, the largest first.
     pub lines: Vec<Line>,
     /// How long the counters were read.
     pub recorded: Duration,
-    /// What must hold, and does not: figures in bytes are not to be shown then.
+    /// The violated identities. If there are any, do not show figures in bytes.
     pub broken: Vec<Broken>,
-    /// Windows there were.
+    /// The number of windows.
     pub windows: u64,
-    /// Calls of the allocator in them.
+    /// The number of allocator calls in the windows.
     pub events: u64,
-    /// For how long they were open, in the time of the clock.
+    /// How long the windows were open, in wall-clock time.
     pub covered: Duration,
-    /// A source that was not seen may still have this share of all bytes, in one of 20 recordings: where `n` windows
-    /// have not seen something, it is rarely more than `3 / n` of what they were drawn from.
+    /// The share of all bytes that an unseen source may still have, in one of 20 recordings: if `n` windows have not seen
+    /// something, it is rarely more than `3 / n` of what they were drawn from.
     pub unseen: f64,
-    /// What makes the figures doubtful.
+    /// The reasons why the figures are doubtful.
     pub warnings: Vec<Warning>,
 }
 
-/// What was allocated by all sources.
+/// The allocations of all sources together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Total {
-    /// Bytes allocated, less those that were freed or given back explicitly: measured, unless readings came late.
+    /// Bytes allocated, less bytes freed or given back explicitly. Measured, unless readings came late.
     pub net: Figure,
     /// Bytes allocated.
     pub gross: Figure,
-    /// Collection cycles that were begun. Measured.
+    /// Collection cycles that have begun. Measured.
     pub cycles: u64,
 }
 
-/// What one source has allocated.
+/// The allocations of one source.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Line {
-    /// Who.
+    /// The source.
     pub source: SourceId,
     /// Its share of all bytes, from 0 to 1.
     pub share: Figure,
-    /// Bytes.
+    /// The allocated bytes.
     pub bytes: Figure,
-    /// How many blocks, made new or to a new size.
+    /// The number of blocks that were allocated, or reallocated to a new size.
     pub count: Figure,
 }
 
 /// A figure, measured or estimated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figure {
-    /// How much.
+    /// The value.
     pub value: f64,
-    /// By how much the truth may be more or less, in 19 of 20 cases. `None` is a figure that was measured.
+    /// By how much the true value may be higher or lower, in 19 of 20 cases. `None` if the figure was measured.
     pub error: Option<f64>,
 }
 
 impl Figure {
-    /// Of something that was counted.
+    /// A counted figure.
     pub fn measured(value: f64) -> Self {
         Self { value, error: None }
     }
 
-    /// How much of it the error is; 0 of what was measured.
+    /// The error relative to the value; 0 if the figure was measured.
     pub fn relative_error(self) -> f64 {
         self.error.map_or(0.0, |error| error / self.value.max(1.0))
     }
 
-    /// Of something that was estimated, in all likelihood to within `error`.
+    /// An estimated figure. The true value is very likely within `error`.
     pub fn estimated(value: f64, error: f64) -> Self {
         Self { value, error: Some(error) }
     }

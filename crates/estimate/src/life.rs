@@ -1,17 +1,17 @@
-//! How long objects live, from those that were followed.
+//! The lifetimes of objects, from the objects that were followed.
 
 use std::collections::BTreeMap;
 
 use crate::observation::SourceId;
 use crate::{Figure, Line};
 
-/// Survival is told for so many cycles; objects that survive more count as having survived these.
+/// The number of cycles for which survival is reported. Objects that survive more count as having survived these.
 pub const CYCLES: usize = 8;
 
-/// Fewer objects tell nothing about survival.
+/// The least number of objects that tell anything about survival.
 const FEW: f64 = 4.0;
 
-/// What has become of the objects of each source.
+/// What became of the objects of each source.
 #[derive(Clone, Debug, Default)]
 pub struct Fates {
     sources: BTreeMap<SourceId, Fate>,
@@ -19,15 +19,15 @@ pub struct Fates {
 
 #[derive(Clone, Debug, Default)]
 struct Fate {
-    /// Objects that have died, by the cycles that they had survived.
+    /// Objects that have died, by the number of cycles that they had survived.
     died: [Weights; CYCLES + 1],
-    /// Objects that were lost sight of.
+    /// Objects that were lost.
     lost: Weights,
-    /// Blocks of which it is not known what they are part of.
+    /// The bytes of blocks whose owner is not known.
     parts: f64,
 }
 
-/// Objects, and the bytes that they stand for.
+/// A number of objects, and the bytes that they represent.
 #[derive(Clone, Copy, Debug, Default)]
 struct Weights {
     count: u64,
@@ -35,46 +35,47 @@ struct Weights {
     squares: f64,
 }
 
-/// An object that is alive.
+/// A live object.
 #[derive(Clone, Copy, Debug)]
 pub struct Living {
-    /// Who has allocated it.
+    /// The source that has allocated it.
     pub source: SourceId,
-    /// The bytes that it stands for.
+    /// The bytes that it represents.
     pub weight: f64,
-    /// How many cycles it has survived.
+    /// The number of cycles that it has survived.
     pub survived: u32,
 }
 
-/// How long the objects of a source live.
+/// The lifetimes of a source's objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Life {
-    /// Who has allocated them.
+    /// The source that has allocated them.
     pub source: SourceId,
-    /// How many were followed to their death, or up to now.
+    /// The number of objects that were followed until they died, or until now.
     pub followed: u64,
     /// The share of their bytes that is alive.
     pub alive: Figure,
-    /// In which cycle those that have died were found to be dead, on average: 1 for the first after their allocation.
-    /// [`None`] if none has died.
+    /// The cycle after the allocation in which dead objects were found to be dead, on average: 1 is the first cycle.
+    /// [`None`] if no object has died.
     pub cycles: Option<Figure>,
-    /// The share of bytes that survives one cycle, two, and so on; shorter where too few objects are that old.
+    /// The share of bytes that survives one cycle, two, and so on. The list is shorter if too few objects are that old.
     pub survival: Vec<f64>,
-    /// The share of what was allocated that is neither an object nor known to be part of one, such as string buffers, and the
-    /// slots of tables that were not found.
+    /// The share of allocated bytes that is neither an object nor known to be part of one, such as string buffers, and
+    /// table slots without a known table.
     pub parts: f64,
-    /// The share of objects' bytes that was lost sight of.
+    /// The share of the objects' bytes that was lost.
     pub lost: f64,
 }
 
-/// What a source keeps alive.
+/// The memory that a source keeps alive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kept {
-    /// Who.
+    /// The source.
     pub source: SourceId,
-    /// Bytes that it has allocated while it was recorded, and that are still alive.
+    /// Bytes that the source has allocated during the recording and that are still alive.
     pub alive: Figure,
-    /// Those of them that will stay, if the future is as the past: what survives the most cycles that were seen.
+    /// The part of these bytes that will stay if the future is like the past: the share that survives the most observed
+    /// cycles.
     pub stays: f64,
 }
 
@@ -91,30 +92,30 @@ impl Weights {
         self.squares += other.squares;
     }
 
-    /// As how many objects of equal weight they count.
+    /// The number of objects of equal weight that would be as informative.
     fn equal(&self) -> f64 {
         if self.squares > 0.0 { self.bytes * self.bytes / self.squares } else { 0.0 }
     }
 }
 
 impl Fates {
-    /// An object has died that had survived so many cycles.
+    /// Notes that an object has died after surviving this many cycles.
     pub fn died(&mut self, source: SourceId, weight: f64, survived: u32) {
         let survived = usize::try_from(survived).unwrap_or(CYCLES).min(CYCLES);
         self.sources.entry(source).or_default().died[survived].add(weight);
     }
 
-    /// An object was lost sight of.
+    /// Notes that an object was lost.
     pub fn lost(&mut self, source: SourceId, weight: f64) {
         self.sources.entry(source).or_default().lost.add(weight);
     }
 
-    /// A block was no object, and not found to be part of one.
+    /// Notes a block that is not an object, and whose owner was not found.
     pub fn part(&mut self, source: SourceId, bytes: f64) {
         self.sources.entry(source).or_default().parts += bytes;
     }
 
-    /// How long the objects of each source live.
+    /// The lifetimes of each source's objects.
     pub fn lives(&self, living: impl IntoIterator<Item = Living>) -> Vec<Life> {
         let mut alive: BTreeMap<SourceId, [Weights; CYCLES + 1]> = BTreeMap::new();
         for object in living {
@@ -151,8 +152,8 @@ fn life(source: SourceId, fate: &Fate, living: &[Weights; CYCLES + 1]) -> Life {
     }
 }
 
-/// The share that a part has of all, and how far it may be off (Agresti and Coull: *Approximate is better than "exact"*,
-/// 1998): also where all or none of a few objects are it.
+/// The share of a part, and its error (Agresti and Coull: *Approximate is better than "exact"*, 1998). The error is also
+/// valid if all or none of a few objects belong to the part.
 fn proportion(part: f64, all: &Weights) -> Figure {
     let n = all.equal();
     if n == 0.0 {
@@ -171,13 +172,13 @@ fn mean_cycle(died: &[Weights; CYCLES + 1], dead: &Weights) -> Option<Figure> {
     (dead.bytes > 0.0).then(|| Figure::estimated(mean, 2.0 * (variance / (dead.equal() - 1.0).max(1.0)).sqrt()))
 }
 
-/// The share that survives each number of cycles, from objects of all ages (Kaplan and Meier, 1958): of those that were
-/// there at a cycle, the share that survives it is known, also if others have not come to be as old yet.
+/// The share that survives each number of cycles, from objects of all ages (Kaplan and Meier, 1958). At each cycle, it uses
+/// the objects that existed then, so that the others may still be too young.
 fn survival(died: &[Weights; CYCLES + 1], living: &[Weights; CYCLES + 1]) -> Vec<f64> {
     let mut left = 1.0;
     let mut survival = Vec::new();
     for cycle in 0..CYCLES {
-        // Those that died in this cycle or later, and those that have survived it.
+        // Objects that died in this cycle or later, and objects that have survived it.
         let mut there = Weights::default();
         died[cycle..].iter().chain(&living[cycle + 1..]).for_each(|weights| there.join(weights));
         if there.equal() < FEW {
@@ -189,15 +190,15 @@ fn survival(died: &[Weights; CYCLES + 1], living: &[Weights; CYCLES + 1]) -> Vec
     survival
 }
 
-/// Who keeps the most: what an estimate's lines say was allocated, and what has become of it. Sorted by what stays; sources of
-/// which no object was followed are left out.
+/// The sources that keep the most memory alive, from the lines of an estimate and from the fates of objects. Sorted by the
+/// bytes that stay. Sources without any followed object are left out.
 pub fn rank<'a>(lives: impl IntoIterator<Item = &'a Life>, lines: &[Line]) -> Vec<Kept> {
     let kept = |life: &Life| {
         let bytes = lines.iter().find(|line| line.source == life.source)?.bytes;
         let (share, off) = (life.alive.value, life.alive.error.unwrap_or(0.0));
         let alive = bytes.value * share;
         let error = (bytes.value * off).hypot(bytes.error.unwrap_or(0.0) * share);
-        // Of what has not seen a cycle yet nothing is known, so it stays at least.
+        // Nothing is known about objects that have not seen a cycle yet, so use the lower bound.
         let stays = bytes.value * life.survival.last().map_or((share - off).max(0.0), |last| last.min(share));
         (life.followed > 0).then(|| Kept { source: life.source, alive: Figure::estimated(alive, error), stays })
     };
@@ -234,7 +235,7 @@ mod tests {
 
     #[test]
     fn survival_takes_young_objects_for_what_they_are() {
-        // Of each 100 objects half survive each cycle; they were made in six cycles, and the last are still young.
+        // Half of each 100 objects survive each cycle. They were allocated in six cycles, and the last are still young.
         let mut fates = Fates::default();
         let mut alive = Vec::new();
         for age in 1..=6u32 {
@@ -293,7 +294,7 @@ mod tests {
         let lines = vec![line(0, 1e9), line(1, 1e6), line(2, 5e6), line(3, 2e6)];
         let mut fates = Fates::default();
         (0..1000).for_each(|_| fates.died(SourceId(0), 100.0, 0));
-        // A cache: what is alive dies sooner or later.
+        // A cache: its objects all die sooner or later.
         (0..40).for_each(|i| fates.died(SourceId(2), 100.0, i % 4));
         let alive = |id, count: usize, survived| {
             (0..count).map(move |_| Living { source: SourceId(id), weight: 100.0, survived })
@@ -301,7 +302,7 @@ mod tests {
         let ranked = rank(&fates.lives(alive(1, 10, 6).chain(alive(2, 10, 1))), &lines);
         assert_eq!(ranked.iter().map(|kept| kept.source.0).collect::<Vec<_>>(), [1, 2, 0]);
         assert!((ranked[0].stays - 1e6).abs() < 1.0 && ranked[0].alive.error.unwrap() > 1e5, "{:?}", ranked[0]);
-        // One that is alive since no cycle has come yet is no leak.
+        // An object that is alive because no cycle has come yet is not a leak.
         let ranked = rank(&fates.lives(alive(1, 10, 6).chain(alive(3, 1, 0))), &lines);
         assert_eq!(ranked[0].source, SourceId(1), "{ranked:?}");
     }

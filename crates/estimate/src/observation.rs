@@ -1,64 +1,64 @@
-//! What is observed while a memory profile of bounded cost is recorded, and what its estimate is made from.
+//! The observations of a memory profile of bounded cost, from which its estimate is made.
 //!
 //! LuaJIT's sources: [`lj_str_resize`].
 //!
 //! [`lj_str_resize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_str.c#L129-L215
 
-/// When something was observed: nanoseconds of the kernel's `CLOCK_MONOTONIC`, which records of the BPF programs have,
-/// too.
+/// The time of an observation, in nanoseconds of the kernel's `CLOCK_MONOTONIC`. Records of the BPF programs use the same
+/// clock.
 pub type Nanos = u64;
 
-/// What a memory profile says has allocated: a Lua function at a line, a C function, a trace. Numbered from 0 in the
-/// order of appearance; sources of different VMs are different.
+/// A source of allocations in a memory profile: a Lua function at a line, a C function, or a trace. Sources are numbered
+/// from 0 in the order of appearance; different VMs have different sources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceId(pub u32);
 
-/// What a sample of CPU time showed running: its innermost Lua function, or what ran in place of one. Numbered from 0.
+/// What a sample of CPU time showed running: its innermost Lua function, or what ran in its place. Numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ActivityId(pub u32);
 
 /// The counters of the garbage collectors of all VMs together, read from outside while the target runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// When they were read.
+    /// The time of the reading.
     pub at: Nanos,
-    /// Bytes that were allocated since the first reading, less those that were freed or given back explicitly (not by a
-    /// sweep of the collector). Never falls.
+    /// Bytes allocated since the first reading, less bytes freed or given back explicitly (not by a sweep of the
+    /// collector). Never falls.
     pub net: u64,
-    /// Bytes that were allocated since the first reading, where the VM counts them (Tarantool's `gc.allocated`).
+    /// Bytes allocated since the first reading, if the VM counts them (Tarantool's `gc.allocated`).
     pub gross: Option<u64>,
-    /// Collection cycles that were begun since the first reading.
+    /// Collection cycles that have begun since the first reading.
     pub cycles: u64,
-    /// Of all that, what string tables have taken since the first reading.
+    /// The part of all these bytes that string tables have taken since the first reading.
     pub tables: Tables,
-    /// Bytes of `net` that are no more than an extrapolation: a cycle ended between two readings of which the second came
-    /// late, so what was swept meanwhile is not known.
+    /// The extrapolated part of `net`, in bytes. If a cycle ended between two readings and the second came late, the bytes
+    /// swept meanwhile are not known.
     pub guessed: u64,
-    /// How often a counter that only rises has fallen.
+    /// How often a counter that should only rise has fallen.
     pub fallen: u64,
 }
 
-/// The string tables of all VMs (`lj_str_resize`, `lj_str.c`): now and then one is made twice as large, or half, which
-/// its mask tells. These are the largest blocks of many a program, and rare, so hardly any window sees one.
+/// The string tables of all VMs (`lj_str_resize`, `lj_str.c`). A table is sometimes resized to twice or half its size,
+/// which its mask shows. String tables are the largest blocks of many programs, and rare, so hardly any window sees one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tables {
-    /// Bytes of tables that were made since there were more strings, and how many such tables.
+    /// Bytes of tables that were allocated because there were more strings.
     pub grown: u64,
-    /// As above.
+    /// The number of such tables.
     pub growths: u64,
-    /// Bytes of tables that the collector has made since there were fewer strings.
+    /// Bytes of tables that the collector has allocated because there were fewer strings.
     pub shrunk: u64,
-    /// Bytes of the tables in whose place those came.
+    /// Bytes of the tables that these have replaced.
     pub freed: u64,
 }
 
 impl Tables {
-    /// Bytes that were allocated.
+    /// Bytes that were allocated for tables.
     pub fn made(&self) -> u64 {
         self.grown + self.shrunk
     }
 
-    /// What has come since `other`.
+    /// The difference to the earlier state `other`.
     pub fn since(&self, other: &Self) -> Self {
         Self {
             grown: self.grown.saturating_sub(other.grown),
@@ -68,7 +68,7 @@ impl Tables {
         }
     }
 
-    /// Adds those of another VM.
+    /// Adds the tables of another VM.
     pub fn add(&mut self, other: &Self) {
         self.grown += other.grown;
         self.growths += other.growths;
@@ -76,7 +76,7 @@ impl Tables {
         self.freed += other.freed;
     }
 
-    /// Notes that a table of `from` bytes has become one of `to`, which are powers of two, in as many steps as it takes.
+    /// Notes that a table of `from` bytes has become one of `to` bytes, both powers of two, in as many steps as that takes.
     pub fn resize(&mut self, from: u64, to: u64) {
         let mut size = from;
         while size != to && size != 0 {
@@ -107,59 +107,59 @@ pub struct CpuSample {
 pub struct Window {
     /// When the probes began to see calls.
     pub opened: Nanos,
-    /// When they ceased to.
+    /// When the probes stopped seeing calls.
     pub closed: Nanos,
-    /// How many calls were seen, those that free included.
+    /// The number of calls that were seen, including frees.
     pub events: u64,
-    /// What seeing them has cost the program, about, in nanoseconds of its CPU time.
+    /// What the probes have cost the program, approximately, in nanoseconds of its CPU time.
     pub cost: f64,
-    /// Bytes that were freed or given back explicitly: by calls that the collector's sweep does not make.
+    /// Bytes that were freed or given back explicitly: by other calls than those of the collector's sweep.
     pub freed: u64,
-    /// What was allocated, by source; each source once.
+    /// The allocations by source. Each source appears once.
     pub made: Vec<Made>,
-    /// What of that is a sample of what goes on around the window.
+    /// The allocations, weighted as a sample of what happens around the window.
     pub sample: WindowSample,
-    /// Blocks, of those above, that may be string tables.
+    /// Those blocks that may be string tables.
     pub blocks: Vec<TableBlock>,
 }
 
-/// What a window tells of what goes on around it. It opens at a random moment of the program's time, more often than not in
-/// one in which nothing is allocated, so what follows such a moment comes first too often. Hence the first calls count
-/// less; each further call counts more, up to a number.
+/// What a window says about the time around it. A window opens at a random moment of the program's time. Usually nothing is
+/// allocated at that moment, so code that follows such moments is overrepresented at the beginning of windows. To correct
+/// that, the first calls count less: each further call counts more, up to a limit.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WindowSample {
-    /// Bytes that were freed or given back explicitly, times what each call counts.
+    /// Bytes that were freed or given back explicitly, weighted by call.
     pub freed: f64,
-    /// What was allocated, by source, in their order.
+    /// The weighted allocations, sorted by source.
     pub parts: Vec<Part>,
 }
 
-/// The part of one source in some windows, by what each call counts.
+/// The part of one source in some windows, weighted by call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
-    /// Whose.
+    /// The source.
     pub source: SourceId,
-    /// Sizes of blocks.
+    /// The sum of block sizes.
     pub bytes: f64,
-    /// Calls.
+    /// The number of calls.
     pub count: f64,
 }
 
 /// A block that may be a string table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TableBlock {
-    /// Who has allocated or freed it.
+    /// The source that has allocated or freed the block.
     pub source: SourceId,
-    /// Its size, a power of two.
+    /// The size of the block in bytes, a power of two.
     pub size: u64,
-    /// Whether it was allocated; else it was freed explicitly.
+    /// Whether the block was allocated, rather than freed explicitly.
     pub is_made: bool,
-    /// What the call counts in the sample.
+    /// The weight of the call in the sample.
     pub weight: f64,
 }
 
 impl Window {
-    /// With all that was seen as the sample, each call alike.
+    /// Uses everything that was seen as the sample, with equal weights.
     pub fn sampled_alike(mut self) -> Self {
         let part = |made: &Made| Part { source: made.source, bytes: made.bytes as f64, count: made.count as f64 };
         let mut parts: Vec<Part> = self.made.iter().map(part).collect();
@@ -169,13 +169,13 @@ impl Window {
     }
 }
 
-/// What a source has allocated in a window.
+/// The allocations of a source in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Made {
-    /// Who.
+    /// The source.
     pub source: SourceId,
-    /// The sizes of new blocks, and of those that were reallocated to a new size.
+    /// The bytes of new blocks, and of blocks that were reallocated to a new size.
     pub bytes: u64,
-    /// How many such calls.
+    /// The number of such calls.
     pub count: u64,
 }

@@ -1,33 +1,33 @@
-//! What windows amount to.
+//! The allocations that follow from windows.
 
 use super::exact::Exact;
 use super::strata::Stratum;
 use super::sums::{Level, Sum};
 
-/// Of all bytes that are allocated at least this part is taken not to be freed explicitly; else what is not freed would
-/// tell nothing about what is allocated.
+/// The least share of allocated bytes that is assumed not to be freed explicitly. With less, the bytes that are not freed
+/// would say nothing about the allocated bytes.
 const LEAST_NET: f64 = 0.02;
 
-/// The variance, relative to it, of what is next to nothing.
+/// The relative variance of a value that is next to nothing.
 const UNKNOWN: f64 = 4.0;
 
-/// What was allocated.
+/// The allocations.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// By each source, by number.
+    /// The allocations of each source, by its number.
     pub bytes: Vec<f64>,
     pub count: Vec<f64>,
-    /// By all of them, and by those that nobody saw.
+    /// The bytes of all sources, including those that no window saw.
     pub gross: f64,
 }
 
 impl Outcome {
-    /// Nothing, by so many sources.
+    /// No allocations, for this many sources.
     pub fn none(sources: usize) -> Self {
         Self { bytes: vec![0.0; sources], count: vec![0.0; sources], gross: 0.0 }
     }
 
-    /// What was allocated in windows.
+    /// The allocations in windows.
     pub fn of(exact: &Exact) -> Self {
         let sources = exact.lines.keys().next_back().map_or(0, |last| last.0 as usize + 1);
         let mut seen = Self { gross: exact.made as f64, ..Self::none(sources) };
@@ -37,7 +37,7 @@ impl Outcome {
         seen
     }
 
-    /// Adds what was allocated in a stratum, if it is like these windows, each so many times.
+    /// Adds the allocations of a stratum, assuming that it is like these windows with these weights.
     pub fn add(&mut self, stratum: &Stratum, windows: &[(&Sum, f64)]) {
         let weights = LevelWeights::new(windows);
         let gross = weights.gross(stratum);
@@ -73,7 +73,7 @@ struct Windows {
 }
 
 impl LevelWeights {
-    /// Of windows, each of them so many times.
+    /// The weights for windows, each with its multiplicity.
     pub fn new(windows: &[(&Sum, f64)]) -> Self {
         let mut levels: Vec<Windows> = Vec::new();
         for (sum, times) in windows {
@@ -93,30 +93,30 @@ impl LevelWeights {
         Self { levels, rate }
     }
 
-    /// What a byte in such a window stands for, where one byte was allocated in all.
+    /// What a byte in such a window represents, if one byte was allocated in total.
     fn of(&self, sum: &Sum) -> f64 {
         let level = self.levels.iter().find(|level| level.level == sum.level);
         level.map_or(0.0, |level| level.rate / self.rate / level.made)
     }
 
-    /// What was allocated, where it is known what was, or what of it was not freed explicitly.
+    /// The bytes allocated in the stratum. It needs the known allocated bytes, or the bytes that were not freed explicitly.
     pub fn gross(&self, stratum: &Stratum) -> f64 {
         self.gross_and_doubt(stratum).0
     }
 
-    /// The same, and how far that is off, relative to it, because of what other windows would not change: one deviation.
+    /// The same, with the relative error that other windows would not change: one standard deviation.
     pub fn gross_and_doubt(&self, stratum: &Stratum) -> (f64, f64) {
         let volume = &stratum.volume;
         if self.levels.is_empty() || volume.net == 0.0 && volume.gross > 0.0 {
             return (volume.gross + volume.net, 0.0);
         }
-        // Of all of them together: in a single window a buffer may shrink by more than is allocated in it.
+        // Take the sums over all windows: in a single window, a buffer may shrink by more than is allocated in it.
         let sum = |of: fn(&Windows) -> f64| self.levels.iter().map(of).sum::<f64>();
         let (net, made) = (sum(|level| level.net), sum(|level| level.made));
         let part = (net / made).clamp(LEAST_NET, 1.0);
         let by_net = volume.net.max(0.0) / part;
         let Some(by_time) = stratum.cpu_time.gross() else { return (volume.gross + by_net, 0.0) };
-        // How far the proportion is off, relative to it: by what windows differ in it.
+        // The relative error of the proportion, from its differences between windows.
         let off = sum(|level| level.net_squares) - 2.0 * part * sum(|level| level.made_net)
             + part * part * sum(|level| level.made_squares);
         let variance = if net < LEAST_NET * made { UNKNOWN } else { off.max(0.0) / (part * made).powi(2) };
@@ -125,7 +125,7 @@ impl LevelWeights {
         (whole, if whole > 0.0 { deviation / whole } else { 0.0 })
     }
 
-    /// As how many windows of equal weight they count.
+    /// The number of windows of equal weight that would be as informative.
     pub fn windows(&self) -> f64 {
         let squares = |level: &Windows| (level.rate / self.rate / level.made).powi(2) * level.made_squares;
         1.0 / self.levels.iter().map(squares).sum::<f64>()

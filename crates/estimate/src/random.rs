@@ -1,11 +1,11 @@
-//! Random numbers that are the same in every run: a profile's error bars should not change while it is looked at.
+//! Random numbers that are the same in every run: the error bars of a profile should not change while a user looks at it.
 
 /// The generator SplitMix64 (Steele, Lea, Flood: *Fast splittable pseudorandom number generators*, 2014).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// One whose numbers follow from `seed`.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

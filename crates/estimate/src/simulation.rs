@@ -1,4 +1,4 @@
-//! Programs in virtual time, and a recording of them: what an estimate is tested on.
+//! Simulates programs in virtual time, and recordings of them, to test estimates.
 
 use std::collections::VecDeque;
 
@@ -6,21 +6,21 @@ use super::random::Random;
 use super::{Estimate, Estimator};
 use crate::observation::{ActivityId, CpuSample, Made, Nanos, Part, Reading, SourceId, Window, WindowSample};
 
-/// What a call of the allocator costs where it is probed, in nanoseconds.
+/// The cost of a probed allocator call, in nanoseconds.
 const PROBED: f64 = 1000.0;
 
-/// How many calls at the beginning of a window count less.
+/// The number of calls at the beginning of a window that count less.
 const RAMP: f64 = 1000.0;
 
 /// Some work that a program does: a function that runs for a while and allocates.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     activity: u32,
-    /// How long, without probes, in nanoseconds.
+    /// The duration without probes, in nanoseconds.
     time: f64,
-    /// Line, bytes, calls.
+    /// The line, bytes and calls.
     made: [(u32, f64, f64); 2],
-    /// Bytes that it frees itself.
+    /// Bytes that the work frees explicitly.
     freed: f64,
 }
 
@@ -45,19 +45,19 @@ const CONCAT: Work = Work::new(3, 45e3, [(4, 15e3, 120.0), (5, 4e3, 60.0)], 0.0)
 const COMPUTE: Work = Work::new(4, 80e3, [(6, 80.0, 1.0), (6, 0.0, 0.0)], 0.0);
 const TIGHT: Work = Work::new(5, 20e3, [(7, 25e3, 800.0), (8, 12e3, 20.0)], 2e3);
 const CHURN: Work = Work::new(6, 60e3, [(3, 90e3, 12.0), (3, 0.0, 0.0)], 90e3);
-/// One object in a thousand of those that [`JSON`] makes.
+/// One of a thousand objects that [`JSON`] makes.
 const LEAK: Work = Work::new(0, 60e3, [(0, 24e3, 300.0), (9, 80.0, 0.33)], 0.0);
 
-/// What a program does at a time of its own, in nanoseconds.
+/// The program, as its activities over its own time in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub enum Program {
     Steady,
     /// Two kinds of work in turns of 0.3 s.
     Phases,
-    /// Of every 200 ms, 30 of nothing but allocations.
+    /// 30 ms of nothing but allocations in every 200 ms.
     Bursts,
     Leak,
-    /// Turns of 0.3 s in which all is freed explicitly that is allocated.
+    /// Turns of 0.3 s in which everything that is allocated is also freed explicitly.
     Churn,
 }
 
@@ -77,19 +77,19 @@ impl Program {
     }
 }
 
-/// How a program is recorded.
+/// The settings of a recording.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// For how long, in nanoseconds.
+    /// The duration in nanoseconds.
     pub time: f64,
-    /// One window in each such time.
+    /// The time that has one window, in nanoseconds.
     pub period: f64,
     pub window: f64,
-    /// Samples a second.
+    /// Samples per second.
     pub rate: f64,
-    /// Whether the VM counts all that is allocated.
+    /// Whether the VM counts all allocated bytes.
     pub gross: bool,
-    /// Whether others have the CPU most of the time, by some milliseconds each, in which nothing is read either.
+    /// Whether other processes have the CPU most of the time, some milliseconds at a time. Nothing is read then either.
     pub starved: bool,
 }
 
@@ -99,7 +99,7 @@ impl Default for Setup {
     }
 }
 
-/// What a program has really allocated: bytes and calls by line.
+/// The true allocations of a program: bytes and calls by line.
 #[derive(Clone, Debug, Default)]
 pub struct Truth {
     pub lines: [(f64, f64); 10],
@@ -107,7 +107,7 @@ pub struct Truth {
     pub net: f64,
 }
 
-/// A recording.
+/// A simulated recording.
 #[derive(Debug)]
 pub struct Simulated {
     pub estimate: Estimate,
@@ -119,7 +119,7 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// The share of a line, in truth, from 0 to 1.
+    /// The true share of a line, from 0 to 1.
     pub fn share(&self, line: u32) -> f64 {
         self.truth.lines[line as usize].0 / self.truth.gross
     }
@@ -135,7 +135,7 @@ impl Simulated {
         self.estimate.lines.iter().find(|other| other.source.0 == line).map_or(0.0, |line| line.share.value)
     }
 
-    /// The largest error that adding up what windows saw has.
+    /// The largest error of shares that come from adding up the windows.
     pub fn worst_pooled(&self) -> f64 {
         let all: f64 = self.pooled.iter().sum();
         (0..10).map(|i| (self.pooled[i as usize] / all - self.share(i)).abs() * 100.0).fold(0.0, f64::max)
@@ -152,26 +152,26 @@ struct Recording<'a> {
     random: Random,
     estimator: Estimator,
     truth: Truth,
-    /// Times of the clock and of the program.
+    /// The wall-clock time, and the program's own time.
     now: f64,
     worked: f64,
     next_reading: f64,
     next_sample: f64,
-    /// When others get the CPU.
+    /// When other processes get the CPU next.
     next_pause: f64,
-    /// How long they had it.
+    /// How long they have had it.
     paused: f64,
-    /// When the next window opens, or this one closes.
+    /// When the next window opens, or the open one closes.
     edge: f64,
     periods: f64,
     opened: Option<f64>,
-    /// What this window has seen, bytes and calls by line, and freed.
+    /// What the open window has seen: bytes and calls by line, and freed bytes.
     seen: [(f64, f64); 10],
     freed: f64,
-    /// The same, the first calls counting less.
+    /// The same with the first calls counting less.
     sampled: [(f64, f64); 10],
     freed_sampled: f64,
-    /// Windows on their way to the estimator, and when they reach it.
+    /// Windows on their way to the estimator, and when they arrive.
     closed: VecDeque<(f64, Window)>,
     pooled: [f64; 10],
 }
@@ -222,7 +222,7 @@ impl<'a> Recording<'a> {
         Simulated { estimate: self.estimator.estimate(), truth: self.truth, pooled: self.pooled, slowdown }
     }
 
-    /// Others work: for twice the time that the program has in turn, on average.
+    /// Other processes run: on average, for twice the time of the program's next turn.
     fn pause(&mut self) {
         let time = 16e6 * self.random.unit();
         self.now += time;
@@ -232,7 +232,7 @@ impl<'a> Recording<'a> {
         self.next_pause = self.now + 8e6 * self.random.unit();
     }
 
-    /// Does some work, in as many parts as the clock demands.
+    /// Performs some work, in as many parts as the clock requires.
     fn perform(&mut self, work: Work) {
         let mut left = 1.0;
         while left > 1e-9 {
@@ -275,7 +275,7 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Does what the clock demands now.
+    /// Performs what is due now.
     fn tick(&mut self, activity: u32) {
         let now = self.now + 1e-3;
         let at = now as Nanos + 1;
@@ -336,7 +336,7 @@ impl<'a> Recording<'a> {
     }
 }
 
-/// Makes some work larger.
+/// Scales some work.
 fn scale(work: &mut Work, by: f64) {
     work.time *= by;
     work.freed *= by;

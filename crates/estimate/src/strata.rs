@@ -1,4 +1,4 @@
-//! Strata: classes with enough windows each, and what follows from them.
+//! Strata: classes with enough windows each, and the estimate for each.
 
 use std::collections::HashMap;
 
@@ -11,39 +11,39 @@ use super::timeline::Volume;
 use super::used_time::CpuTime;
 use crate::observation::{Part, SourceId};
 
-/// A class with fewer windows is put together with one that is like it.
+/// A class with fewer windows is merged with a similar one.
 const FEW: u64 = 6;
 
-/// Classes that are less alike stay apart.
+/// Classes with less similarity are not merged.
 const LIKE: f64 = 0.3;
 
-/// Unlike classes with less than this share of all bytes are put together nevertheless: they cannot spoil much.
+/// Classes with less than this share of all bytes are merged even if they are not similar: they cannot spoil much.
 const SMALL: f64 = 0.005;
 
 /// All strata.
 #[derive(Clone, Debug)]
 pub struct Strata {
     pub all: Vec<Stratum>,
-    /// What was allocated in windows, and for string tables: known.
+    /// The known allocations: those in windows, and those of string tables.
     pub seen: Outcome,
-    /// The long windows as if they were a short one, for where there is no short one at all.
+    /// The long windows as one short window, for a recording without any short window.
     last_resort: Vec<Sum>,
 }
 
-/// Classes that are taken together.
+/// A set of classes that are estimated together.
 #[derive(Clone, Debug)]
 pub struct Stratum {
     pub key: ClassKey,
-    /// What was allocated outside of windows.
+    /// The allocations outside of windows.
     pub volume: Volume,
-    /// For how much CPU time that was.
+    /// The CPU time outside of windows.
     pub cpu_time: CpuTime,
-    /// What windows saw, by level.
+    /// The sums over windows, by level.
     pub sums: Vec<Sum>,
 }
 
 impl Strata {
-    /// Puts classes together.
+    /// Merges classes into strata.
     pub fn new(classes: &Classes, exact: &Exact, tables: &[Share], period: f64) -> Self {
         let mut all = merge(classes.all().iter().enumerate().map(Stratum::of).collect());
         let last_resort = if exact.made > 0 { vec![like_exact(exact)] } else { Vec::new() };
@@ -55,7 +55,7 @@ impl Strata {
         strata
     }
 
-    /// Takes away what has become known too late for its class to be known.
+    /// Subtracts allocations that became known too late to know their class.
     fn deduct(&mut self, late: &Volume) {
         let mut whole = Volume::default();
         for stratum in &mut self.all {
@@ -70,7 +70,7 @@ impl Strata {
         }
     }
 
-    /// What was allocated by all.
+    /// The allocations of all sources.
     pub fn outcome(&self) -> Outcome {
         let every = self.every();
         let mut outcome = self.seen.clone();
@@ -80,39 +80,39 @@ impl Strata {
         outcome
     }
 
-    /// Every window: what strata without any are taken to be like.
+    /// All windows: a stratum without windows is assumed to be like these.
     pub fn every(&self) -> Vec<(&Sum, f64)> {
         let short = || self.all.iter().flat_map(|stratum| &stratum.sums);
         let any = short().next().is_some();
         short().chain(self.last_resort.iter().filter(|_| !any)).map(|sum| (sum, 1.0)).collect()
     }
 
-    /// How many short windows saw something.
+    /// The number of short windows that saw something.
     pub fn windows(&self) -> u64 {
         self.all.iter().map(Stratum::windows).sum()
     }
 
-    /// What was allocated outside of windows, by each stratum.
+    /// The bytes allocated outside of windows, by stratum.
     fn outside(&self) -> Vec<f64> {
         let every = self.every();
         let gross = |stratum: &Stratum| LevelWeights::new(&stratum.drawn(&every)).gross(stratum);
         self.all.iter().map(gross).collect()
     }
 
-    /// The share of all bytes that was allocated outside of windows: estimated.
+    /// The share of all bytes that was allocated outside of windows, and is therefore estimated.
     pub fn estimated(&self) -> f64 {
         let outside: f64 = self.outside().iter().sum();
         if outside > 0.0 { outside / (outside + self.seen.gross) } else { 0.0 }
     }
 
-    /// What was not freed explicitly, as a share of what was allocated outside of windows.
+    /// The bytes that were not freed explicitly, as a share of the bytes allocated outside of windows.
     pub fn net_share(&self) -> f64 {
         let net: f64 = self.all.iter().map(|stratum| stratum.volume.sum()).sum();
         let gross: f64 = self.outside().iter().sum();
         if gross > 0.0 { net / gross } else { 1.0 }
     }
 
-    /// The share of all bytes that is in strata without a window.
+    /// The share of all bytes in strata without a window.
     pub fn blind(&self) -> f64 {
         let outside = self.outside();
         let blind: f64 = self.all.iter().zip(&outside).filter(|(s, _)| s.sums.is_empty()).map(|(_, bytes)| bytes).sum();
@@ -120,16 +120,16 @@ impl Strata {
         if whole > 0.0 { blind / whole } else { 0.0 }
     }
 
-    /// The share that a source may have without having been seen. Windows that count little are only part of one.
+    /// The share that an unseen source may have. Windows with a low weight count as a part of one window.
     pub fn unseen(&self) -> f64 {
-        // No line has a number that large.
+        // No line has a number as large as this.
         (self.blind() + self.overlooked(&[SourceId(u32::MAX)])[0]).min(1.0)
     }
 
-    /// The share that each of these sources may have beside what was seen of it, in stretches that no window hit: nothing
-    /// where every window of a stratum has seen it, and where none has, what [`unseen`](Self::unseen) tells.
+    /// The share that each of these sources may have in addition, in stretches that no window hit. It is nothing if every
+    /// window of a stratum has seen the source. If none has, it is what [`unseen`](Self::unseen) says.
     ///
-    /// What 1 in n windows would show on average is shown by none of n in one of 20 cases, if it is three times as much.
+    /// This is the rule of three: in one of 20 cases, all of n windows miss something that 3 in n windows show on average.
     pub fn overlooked(&self, sources: &[SourceId]) -> Vec<f64> {
         const RULE_OF_THREE: f64 = 3.0;
         let outside = self.outside();
@@ -157,14 +157,14 @@ impl Strata {
 }
 
 impl Stratum {
-    /// Of one class. Its windows stay apart from those of others, however strata are put together.
+    /// The stratum of one class. Its windows stay separate from those of other classes, even after strata are merged.
     fn of((number, class): (usize, &Class)) -> Self {
         let mut sums: Vec<Sum> = class.batches.sums().cloned().collect();
         sums.iter_mut().for_each(|sum| sum.level.class = number);
         Self { key: class.key.clone(), volume: class.volume, cpu_time: class.cpu_time, sums }
     }
 
-    /// Its windows, each once, or those of `every` stratum if it has none.
+    /// Its windows, each once; or the windows of `every` stratum if it has none.
     pub fn drawn<'a>(&'a self, every: &[(&'a Sum, f64)]) -> Vec<(&'a Sum, f64)> {
         if self.sums.is_empty() { every.to_vec() } else { self.sums.iter().map(|sum| (sum, 1.0)).collect() }
     }
@@ -178,13 +178,13 @@ impl Stratum {
         self.sums.extend(other.sums);
     }
 
-    /// How many windows saw something.
+    /// The number of windows that saw something.
     pub fn windows(&self) -> u64 {
         self.sums.iter().map(|sum| sum.windows).sum()
     }
 }
 
-/// Puts strata with few windows together with those that are like them.
+/// Merges strata with few windows with similar ones.
 fn merge(mut all: Vec<Stratum>) -> Vec<Stratum> {
     let whole: f64 = all.iter().map(|stratum| stratum.volume.sum()).sum();
     let mut done = Vec::new();
@@ -207,7 +207,7 @@ fn merge(mut all: Vec<Stratum>) -> Vec<Stratum> {
     all
 }
 
-/// The long windows, as if they were one short one.
+/// The long windows as if they were a single short window.
 fn like_exact(exact: &Exact) -> Sum {
     let part = |(&source, &(bytes, count)): (_, &(u64, u64))| Part { source, bytes: bytes as f64, count: count as f64 };
     let made = exact.made as f64;

@@ -1,21 +1,21 @@
 //! Sums over the windows of a class.
 //!
-//! A window sees little of a stretch that allocates much, so windows count by the rate around them over the bytes in
-//! them, which is one over the program's own time that they cover. That ratio must not be taken window by window: one
-//! that happens to hold a big block covers more than it seems, and would make it count too little. Hence windows with
-//! about the same rate around them form a level; in a level bytes are added up as they are, and levels count by their
+//! A window sees little of a stretch that allocates much. So a window is weighted by the rate around it, divided by the
+//! bytes in it; that is one over the program's own time that it covers. This ratio must not be taken per window: a window
+//! that happens to contain a big block covers more than it seems, and would count too little. Instead, windows with about
+//! the same rate around them form a level. Within a level, bytes are added up as they are, and levels are weighted by their
 //! rates.
 
 use crate::observation::{Part, Window};
 
-/// At most so many sums are kept for a level: then every two that follow each other become one. They are what is drawn
-/// from to find the error, for which some dozens are enough.
+/// The most sums to keep for a level. Beyond it, each two neighbouring sums are merged. The bootstrap draws from these sums
+/// to find the error, and some dozens are enough for that.
 const MOST: usize = 64;
 
-/// Rates of one level differ by less than 2 to the power of this.
+/// The width of a level: its rates differ by less than 2 to the power of this.
 const LEVEL: f64 = 2.0;
 
-/// Windows of one class: one by one while there are few, then in batches of equal numbers.
+/// The windows of one class: single windows while there are few, then batches of equal size.
 #[derive(Clone, Debug, Default)]
 pub struct Batches {
     levels: Vec<Windows>,
@@ -26,42 +26,42 @@ pub struct Batches {
 struct Windows {
     level: Level,
     batches: Vec<Sum>,
-    /// How many windows a full batch has.
+    /// The number of windows in a full batch.
     size: u64,
 }
 
-/// What windows of one level have in common.
+/// The properties that windows of one level share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Level {
-    /// The class, by number.
+    /// The number of the class.
     pub class: usize,
-    /// The logarithm of the rate around them.
+    /// The logarithm of the rate around the windows.
     rate: i32,
-    /// The logarithm of the events in their time, where nothing else tells what the program did.
+    /// The logarithm of the events per time, if nothing else shows what the program did.
     density: i32,
 }
 
-/// Sums over some windows of one level.
+/// The sums over some windows of one level.
 #[derive(Clone, Debug, Default)]
 pub struct Sum {
     pub level: Level,
-    /// How many windows.
+    /// The number of windows.
     pub windows: u64,
-    /// The rates around them, in bytes per nanosecond, and the squares of those.
+    /// The sum of the rates around them, in bytes per nanosecond, and of the squares of these rates.
     pub rate: f64,
     pub squares: f64,
-    /// Bytes allocated in them, and the squares of those.
+    /// The sum of the bytes allocated in them, and of the squares of these.
     pub made: f64,
     pub made_squares: f64,
-    /// Bytes allocated, less what was freed explicitly.
+    /// Bytes allocated, less bytes freed explicitly.
     pub net: f64,
     /// The part of each source, by number.
     pub parts: Vec<Part>,
 }
 
 impl Batches {
-    /// Adds a window, with the rate in bytes per nanosecond at which was allocated around it.
-    /// `known` tells whether samples say what ran around it.
+    /// Adds a window. `rate` is the allocation rate around it in bytes per nanosecond. `known` says whether samples show
+    /// what ran around it.
     pub fn add(&mut self, window: &Window, rate: f64, known: bool) {
         let Some(sum) = Sum::of(window, rate, known) else { return };
         let found = self.levels.iter_mut().position(|level| level.level == sum.level);
@@ -89,7 +89,7 @@ impl Windows {
         }
     }
 
-    /// Adds to the last batch, if that has room.
+    /// Adds to the last batch, if it has room.
     fn join(&mut self, sum: Sum) {
         match self.batches.last_mut() {
             Some(last) if last.windows + sum.windows <= self.size => last.add(&sum),
@@ -99,7 +99,7 @@ impl Windows {
 }
 
 impl Sum {
-    /// Of one window; `None` if it has nothing to say about who allocates.
+    /// The sums of one window; `None` if it says nothing about the sources of allocations.
     fn of(window: &Window, rate: f64, known: bool) -> Option<Self> {
         let parts: Vec<Part> = window.sample.parts.iter().filter(|part| part.bytes > 0.0).copied().collect();
         let made: f64 = parts.iter().map(|part| part.bytes).sum();
@@ -122,7 +122,7 @@ impl Sum {
         })
     }
 
-    /// Adds those of other windows.
+    /// Adds the sums of other windows.
     pub fn add(&mut self, other: &Self) {
         self.windows += other.windows;
         self.rate += other.rate;

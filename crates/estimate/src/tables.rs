@@ -1,10 +1,10 @@
-//! String tables: what is known of them exactly, and who has made them.
+//! String tables: what is known about them exactly, and which sources have allocated them.
 //!
-//! A string table that becomes too small is copied to one of twice its size. That takes some milliseconds in which nothing
-//! else is allocated, and then the old one is freed: so of windows that are opened at any time, many see the old one being
-//! freed, and next to none see the new one being made. And it is so large that one that a window sees by chance would stand
-//! for hundreds that were not there. But the counters tell each of them. So they are taken out of what windows saw, and
-//! counted by themselves.
+//! A string table that becomes too small is copied to a table of twice its size. That takes some milliseconds without other
+//! allocations. Then the old table is freed. So of windows that open at random times, many see the old table being freed,
+//! and next to none see the new one being allocated. And a table is so large that a window that sees it by chance would
+//! represent hundreds of tables that did not exist. But the counters show each table. So tables are removed from what
+//! windows saw, and counted separately.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,32 +12,32 @@ use super::exact::Exact;
 use super::outcome::Outcome;
 use crate::observation::{ActivityId, CpuSample, Nanos, Reading, SourceId, TableBlock, Tables, Window};
 
-/// For how long a table of so many bytes may be copied before its place in the VM's state changes, in nanoseconds: the
+/// How long it may take to copy a table before the VM's state refers to it, in nanoseconds, plus the time per byte. The
 /// program may not have a CPU for a while.
 const COPYING: Nanos = 20_000_000;
 const COPYING_BYTE: Nanos = 100;
 
-/// What was found of string tables.
+/// What is known about string tables.
 #[derive(Clone, Debug, Default)]
 pub struct TableLog {
-    /// Those that windows saw being made: bytes, and number.
+    /// Tables that windows saw being allocated: bytes and number.
     seen: BTreeMap<SourceId, (u64, u64)>,
-    /// Those that grew, by what ran then: bytes, and number.
+    /// Tables that grew, by the activity at that time: bytes and number.
     ran: BTreeMap<ActivityId, (u64, u64)>,
-    /// One that is being copied: since when, and what it takes.
+    /// The table that is being copied: since when, and its bytes.
     copied: Option<(Nanos, Tables)>,
 }
 
-/// Whose the string tables are that no window saw.
+/// The possible sources of string tables that no window saw.
 #[derive(Clone, Debug, Default)]
 pub struct Growers {
-    /// The sources of a function, by what samples show of it.
+    /// The sources of a function, by the activity that samples show.
     pub sources: BTreeMap<ActivityId, Vec<SourceId>>,
-    /// The collector, which makes tables smaller.
+    /// The collector, which shrinks tables.
     pub collector: Option<SourceId>,
 }
 
-/// What was allocated for string tables outside of windows.
+/// The allocations of a source for string tables outside of windows.
 #[derive(Clone, Debug, Default)]
 pub struct Share {
     pub source: SourceId,
@@ -48,7 +48,7 @@ pub struct Share {
 }
 
 impl TableLog {
-    /// Takes the blocks out of a window that are string tables, as the readings around it tell.
+    /// Removes string tables from the blocks of a window, as the readings around the window show them.
     pub fn take_out(&mut self, window: &mut Window, readings: &VecDeque<Reading>) {
         let Some(largest) = window.blocks.iter().map(|block| block.size).max() else { return };
         let until = window.closed.saturating_add(COPYING).saturating_add(largest.saturating_mul(COPYING_BYTE));
@@ -64,7 +64,7 @@ impl TableLog {
         }
     }
 
-    /// Notes who ran while a table was copied.
+    /// Notes what ran while a table was copied.
     pub fn note(&mut self, from: &Reading, to: &Reading, samples: &VecDeque<CpuSample>) {
         let change = to.tables.since(&from.tables);
         if change.growths > 0 {
@@ -72,13 +72,13 @@ impl TableLog {
         }
         if change.freed == 0 {
             if change.growths == 0 && counted(to) > counted(from) {
-                // Whoever allocates does not copy.
+                // A program that allocates is not copying a table.
                 self.copied = None;
             }
             return;
         }
         let Some((since, change)) = self.copied.take() else { return };
-        // What runs before it is allocated, and after it has replaced the other, may be anything.
+        // Samples before the allocation of the table, and after it has replaced the old one, may show anything.
         let end = samples.partition_point(|sample| sample.at <= from.at);
         let last = end.checked_sub(1).and_then(|last| samples.get(last));
         if let Some(sample) = last.filter(|sample| sample.at >= since) {
@@ -87,7 +87,7 @@ impl TableLog {
         }
     }
 
-    /// Whose the tables are that no window saw, of `all`.
+    /// The sources of those tables, of `all`, that no window saw.
     pub fn shares(&self, all: &Tables, exact: &Exact, growers: &Growers) -> Vec<Share> {
         let of_collector = |source: &SourceId| Some(*source) == growers.collector;
         let sum = |collector: bool| {
@@ -100,7 +100,7 @@ impl TableLog {
         let shrunk = all.shrunk.saturating_sub(sum(true).0);
         let mut shares = Vec::new();
         if let Some(source) = growers.collector.filter(|_| shrunk > 0) {
-            // Half of what grows shrinks, as often.
+            // Half of the bytes that grow also shrink, as often.
             let count = growths as f64 * shrunk as f64 / grown.max(1) as f64;
             shares.push(Share { source, bytes: shrunk as f64, count: count.max(1.0), error: 0.0 });
         }
@@ -109,7 +109,7 @@ impl TableLog {
             let whole: f64 = parts.values().sum();
             for (source, part) in parts.iter().filter(|_| whole > 0.0) {
                 let part = part / whole;
-                // As if each growth whose maker is known were drawn from all.
+                // As if the growths with a known source were drawn from all growths.
                 let known = self.ran.values().chain(self.seen.values()).map(|(_, count)| count).sum::<u64>().max(1);
                 let error = 2.0 * (part * (1.0 - part) / known as f64).sqrt() * grown as f64;
                 shares.push(Share { source: *source, bytes: grown as f64 * part, count: growths as f64 * part, error });
@@ -118,7 +118,7 @@ impl TableLog {
         shares
     }
 
-    /// In which proportions sources make tables that grow: as samples show, else as windows saw, else as they allocate.
+    /// The proportions in which sources grow tables: from samples, or else from windows, or else from their allocations.
     fn parts(&self, exact: &Exact, growers: &Growers) -> BTreeMap<SourceId, f64> {
         let calls = |source: &SourceId| exact.lines.get(source).map_or(0.0, |line| line.1 as f64);
         let seen = |source: &SourceId| self.seen.get(source).map_or(0.0, |seen| seen.1 as f64);
@@ -144,7 +144,7 @@ impl TableLog {
 }
 
 impl Share {
-    /// Adds it to what is known.
+    /// Adds this share to the known allocations.
     pub fn add_to(&self, known: &mut Outcome) {
         let source = self.source.0 as usize;
         if known.bytes.len() <= source {
@@ -157,8 +157,8 @@ impl Share {
     }
 }
 
-/// What a table takes is noted when it has replaced the old one, some milliseconds after it was allocated. Of the last of
-/// these readings that is put right: from the one on that shows the rise, all have it.
+/// The counters show a table only when it has replaced the old one, some milliseconds after it was allocated. This corrects
+/// the last of these readings: all of them include the table from the rise on.
 pub fn move_back(readings: &mut [Reading]) {
     let [before @ .., last, now] = readings else { return };
     let change = now.tables.since(&last.tables);
@@ -176,7 +176,7 @@ pub fn move_back(readings: &mut [Reading]) {
         rises.push((counted(&later).saturating_sub(counted(reading)), index));
         later = *reading;
     }
-    // While it is copied nothing is allocated.
+    // Nothing is allocated while the table is copied.
     let before_copying = rises.iter().skip(1).find(|(rise, _)| *rise > 0).filter(|(rise, _)| *rise >= made);
     let Some(&(rise, index)) = before_copying.or_else(|| rises.iter().max()) else { return };
     if rise < made {
@@ -195,7 +195,7 @@ fn counted(reading: &Reading) -> u64 {
     reading.gross.unwrap_or(reading.net)
 }
 
-/// Whether a block is one that was made or freed in this change.
+/// Whether a block was allocated or freed in this change.
 fn is_of(block: &TableBlock, change: &Tables) -> bool {
     let made = match (change.growths, change.shrunk) {
         (1, 0) => block.size == change.grown,
@@ -206,7 +206,7 @@ fn is_of(block: &TableBlock, change: &Tables) -> bool {
     if block.is_made { made } else { freed }
 }
 
-/// Takes a block out of what a window saw, if it is in there.
+/// Removes a block from what a window saw, if the window contains it.
 fn take_from(window: &mut Window, block: &TableBlock) -> bool {
     let Window { made, freed, sample, .. } = window;
     if !block.is_made {
@@ -234,12 +234,13 @@ mod tests {
     const MS: Nanos = 1_000_000;
     const OLD: u64 = 1 << 20;
 
-    /// Readings of a program that allocates 100 KB in a millisecond, but for five in which its string table grows.
+    /// The readings of a program that allocates 100 KB per millisecond, except for five milliseconds in which its string
+    /// table grows.
     fn readings() -> VecDeque<Reading> {
         readings_with(0)
     }
 
-    /// The same, but for so many bytes in the tenth.
+    /// The same, except for this many bytes more in the tenth.
     fn readings_with(more: u64) -> VecDeque<Reading> {
         let mut readings = Vec::new();
         let mut reading = Reading::default();

@@ -1,4 +1,4 @@
-//! Estimates against what simulated programs have really allocated.
+//! Compares estimates to what simulated programs have really allocated.
 
 use super::simulation::{Program, Setup, Simulated, record};
 use super::*;
@@ -6,13 +6,13 @@ use crate::observation::{ActivityId, Made};
 
 const PROGRAMS: [Program; 4] = [Program::Steady, Program::Phases, Program::Bursts, Program::Leak];
 
-/// Recordings of all programs with different windows.
+/// Recordings of all programs, each with several draws of windows.
 fn recordings(setup: &Setup, runs: u64) -> Vec<(Program, Simulated)> {
     let run = |program| (0..runs).map(move |seed| (program, record(program, setup, 100 + seed)));
     PROGRAMS.into_iter().flat_map(run).collect()
 }
 
-/// In how many of how many cases the error bars hold the truth: of shares, bytes, and calls.
+/// In how many cases the error bars include the true value, and the number of cases: for shares, bytes, and calls.
 fn covered(recordings: &[(Program, Simulated)]) -> [(f64, f64); 3] {
     let mut result = [(0.0, 0.0); 3];
     for (_, recorded) in recordings {
@@ -34,7 +34,7 @@ fn estimates_are_near_the_truth_and_know_how_near() {
     let setup = Setup { time: 20e9, ..Setup::default() };
     let recordings = recordings(&setup, 3);
     for (program, recorded) in &recordings {
-        // 250 windows; 60 s have three times as many, and little more than half the error.
+        // 250 windows. With 60 s, there are three times as many windows, and little more than half the error.
         assert!(recorded.worst() < 5.0, "{program:?}: {:.2} points", recorded.worst());
         let total = recorded.estimate.total.gross.value / recorded.truth.gross;
         assert!((total - 1.0).abs() < 0.02, "{program:?}: total {total}");
@@ -51,13 +51,13 @@ fn estimates_are_near_the_truth_and_know_how_near() {
         assert!(mean < 2.0, "{program:?}: {mean:.2} points");
     }
     for (held, of) in covered(&recordings) {
-        // Of `of` cases 95% should hold; three deviations of the binomial distribution less may be chance.
+        // 95% of the cases should hold. Three deviations of the binomial distribution less may be chance.
         let least = 0.95 * of - 3.0 * (of * 0.95 * 0.05).sqrt();
         assert!(of > 60.0 && held >= least, "{held} of {of}");
     }
 }
 
-/// Others have two thirds of the CPU: readings are up to 16 ms apart, and windows are open while nothing runs.
+/// Other processes have two thirds of the CPU: readings are up to 16 ms apart, and windows are open while nothing runs.
 #[test]
 fn on_a_starved_machine_errors_still_hold_the_truth() {
     let recordings = recordings(&Setup { time: 20e9, starved: true, ..Setup::default() }, 4);
@@ -109,7 +109,7 @@ fn what_is_freed_explicitly_is_told_by_the_time_that_it_takes() {
         let total = recorded.estimate.total.gross;
         let (told, error) = (total.value / recorded.truth.gross, total.error.unwrap_or(0.0) / recorded.truth.gross);
         println!("{told} ±{error}, worst {}", recorded.worst());
-        // The counters have less than half of it, and those of every other turn nothing.
+        // The counters have less than half of the bytes, and in every second turn none.
         assert!(recorded.truth.net < 0.5 * recorded.truth.gross);
         assert!((told - 1.0).abs() < 0.15 && (told - 1.0).abs() < error && error < 0.3, "{told} ±{error}");
         assert!(recorded.worst() < 8.0, "{}", recorded.worst());
@@ -138,7 +138,7 @@ fn a_trace_that_stays_on_is_exact() {
     assert_eq!(recorded.estimate.warnings, []);
 }
 
-/// Readings of a program that allocates at a rate of 0.1 bytes per nanosecond, from a second on, a sample with each.
+/// Feeds readings of a program that allocates 0.1 bytes per nanosecond, from a second on, with a sample at each reading.
 fn feed(estimator: &mut Estimator, from: u64, to: u64, activity: u32) {
     for ms in from..to {
         estimator.reading(Reading { at: ms * 1_000_000, net: ms * 100_000, ..Reading::default() });

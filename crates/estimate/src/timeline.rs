@@ -1,4 +1,4 @@
-//! The order of time: readings, samples and windows become slices.
+//! Puts readings, samples and windows into the order of time, and cuts that into slices.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -8,97 +8,97 @@ use super::exact;
 use super::tables::{self, TableLog};
 use crate::observation::{ActivityId, CpuSample, Nanos, Reading, Window};
 
-/// How much of the time outside of windows makes a slice.
+/// The time outside of windows that makes a slice, in nanoseconds.
 const SLICE: Nanos = 10_000_000;
 
-/// Where the rate changes, a slice may end after this.
+/// If the rate changes, a slice may end after this time already.
 const SHORTEST_SLICE: Nanos = 2_000_000;
 
-/// A slice without a sample waits for one for this long.
+/// The longest time that a slice without samples waits for one.
 const LONGEST_SLICE: Nanos = 40_000_000;
 
-/// The rate at which is allocated near a window is that of this time before, and after: three readings, and somewhat
-/// more, since they are not quite regular.
+/// The time before and after a window from which the rate near the window is taken: three readings and a bit more, since
+/// readings are not quite regular.
 const NEAR: Nanos = 3_600_000;
 
-/// Readings that are further apart came late, and tell nothing of what was allocated at once.
+/// Readings that are further apart came late, and do not show what was allocated at once.
 const ON_TIME: Nanos = 2_000_000;
 
-/// Rates that differ by this factor are not taken for one.
+/// Rates that differ by this factor or more count as different.
 const CHANGE: f64 = 3.0;
 
-/// By this factor a rate must be off the middle of two others, to be nearer to one of them for certain.
+/// A rate is clearly nearer to one of two others if it is off their middle by this factor.
 const CLEAR: f64 = 1.2;
 
-/// In bytes per nanosecond: whatever is less is taken for this.
+/// The least rate, in bytes per nanosecond. Lower rates count as this one.
 const QUIET: f64 = 0.003;
 
-/// Samples that wait for the counters of their time: more than there are at 1000 Hz on many CPUs, over the horizon.
+/// The most samples that wait for readings of their time: more than 1000 Hz on many CPUs take within the horizon.
 const MOST_SAMPLES: usize = 500_000;
 
-/// What is observed, until it is old enough to be cut into slices.
+/// Observations, until they are old enough to be cut into slices.
 #[derive(Clone, Debug, Default)]
 pub struct ObservedTimeline {
-    /// Those that wait, and before them some that have passed.
+    /// Waiting readings, and before them some that have passed.
     readings: VecDeque<Reading>,
-    /// How many have passed; the last of them begins the next interval.
+    /// The number of passed readings. The last of them begins the next interval.
     passed: usize,
-    /// By time: those that wait, and before them some that have passed.
+    /// By time: waiting samples, and before them some that have passed.
     samples: VecDeque<CpuSample>,
-    /// How many have passed.
+    /// The number of passed samples.
     heard: usize,
-    /// By the time of opening.
+    /// Waiting windows, by the time of opening.
     windows: VecDeque<Window>,
-    /// When the window before the first of those was closed.
+    /// When the window before the first waiting one was closed.
     closed: Nanos,
-    /// When the first of the windows was opened that have followed each other without a gap up to now.
+    /// When the current gapless series of windows began.
     stretch: Option<Nanos>,
-    /// What is known of string tables.
+    /// What is known about string tables.
     pub tables: TableLog,
     /// The most events per nanosecond in a window so far.
     densest: f64,
     slice: Slice,
 }
 
-/// Some milliseconds outside of windows, with the windows amid them.
+/// Some milliseconds outside of windows, with the windows inside them.
 #[derive(Clone, Debug, Default)]
 pub struct Slice {
-    /// How long, without the windows.
+    /// The length without the windows.
     pub time: Nanos,
-    /// What was allocated, without what was in the windows.
+    /// The allocations without those in the windows.
     pub volume: Volume,
-    /// The most that was allocated between two readings, and how many readings there are.
+    /// The most that was allocated between two readings, and the number of intervals between readings.
     pub peak: f64,
     pub intervals: u32,
-    /// What ran, and in how many samples.
+    /// What ran, with the number of samples.
     pub activities: Vec<(ActivityId, u32)>,
     /// The windows.
     pub windows: Vec<Settled>,
 }
 
-/// A window that is over.
+/// A window that has ended, with what was observed around it.
 #[derive(Clone, Debug)]
 pub struct Settled {
     pub window: Window,
     /// The rate in bytes per nanosecond around it.
     pub rate: Option<f64>,
-    /// About the rate in it.
+    /// The approximate rate inside it.
     pub within: Option<f64>,
-    /// Samples of CPU time in it.
+    /// The samples of CPU time inside it.
     pub ran: f64,
 }
 
-/// What was allocated, in bytes, without string tables. A difference of two noisy numbers may be negative.
+/// Allocated bytes without string tables. May be negative, as a difference of two noisy numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Volume {
-    /// All, where the VM counts it.
+    /// All allocated bytes, if the VM counts them.
     pub gross: f64,
-    /// What was not freed explicitly, where the VM counts only that.
+    /// The bytes that were not freed explicitly, if the VM counts only these.
     pub net: f64,
 }
 
 impl Volume {
-    /// What was allocated between two readings.
+    /// The allocations between two readings.
     fn between(from: &Reading, to: &Reading) -> Self {
         let tables = to.tables.since(&from.tables);
         let made = tables.made() as f64;
@@ -108,7 +108,7 @@ impl Volume {
         }
     }
 
-    /// What was allocated in a window, as a reading would tell it.
+    /// The allocations in a window, in the terms of a reading.
     fn of(window: &Window, counted: bool) -> Self {
         if counted {
             Self { gross: exact::made(window) as f64, net: 0.0 }
@@ -117,7 +117,7 @@ impl Volume {
         }
     }
 
-    /// Both together, as a measure of how much.
+    /// The sum of both, as a measure of the amount.
     pub fn sum(&self) -> f64 {
         self.gross + self.net
     }
@@ -134,7 +134,7 @@ impl Volume {
 }
 
 impl ObservedTimeline {
-    /// Takes a reading; one out of order is left out, and `false`.
+    /// Takes a reading. Ignores a reading that is out of order, and returns `false` for it.
     pub fn reading(&mut self, reading: Reading) -> bool {
         if self.readings.back().is_some_and(|last| reading.at <= last.at || reading.net < last.net) {
             return false;
@@ -145,7 +145,7 @@ impl ObservedTimeline {
         let has_table = self.readings.back().is_some_and(|last| last.tables != reading.tables);
         self.readings.push_back(reading);
         if has_table {
-            // What has passed is cut into slices.
+            // Readings that have passed are already in slices, so they stay as they are.
             let passed = self.passed - 1;
             tables::move_back(&mut self.readings.make_contiguous()[passed..]);
         }
@@ -161,7 +161,7 @@ impl ObservedTimeline {
         self.samples.insert(at, sample);
     }
 
-    /// Takes a window. If its time has passed, the volume is returned that has wrongly become part of slices.
+    /// Takes a window. If its time has passed, returns the volume that was wrongly counted for slices.
     pub fn window(&mut self, window: Window) -> Option<Volume> {
         if window.opened < self.now() {
             return Some(Volume::of(&window, self.readings.back().is_some_and(|reading| reading.gross.is_some())));
@@ -171,12 +171,12 @@ impl ObservedTimeline {
         None
     }
 
-    /// Up to when all is cut into slices.
+    /// The time up to which everything is cut into slices.
     fn now(&self) -> Nanos {
         self.passed.checked_sub(1).and_then(|last| self.readings.get(last)).map_or(0, |reading| reading.at)
     }
 
-    /// Cuts what was before `until`. What is left of the last slice is one as well if that is the end of time.
+    /// Cuts everything before `until` into slices. At the end of time, the remainder becomes a slice as well.
     pub fn advance(&mut self, until: Nanos, mut done: impl FnMut(Slice)) {
         while let Some(to) = self.readings.get(self.passed).copied().filter(|to| to.at <= until) {
             let Some(from) = self.passed.checked_sub(1).and_then(|last| self.readings.get(last)).copied() else {
@@ -197,7 +197,7 @@ impl ObservedTimeline {
         }
     }
 
-    /// Whether the slice ends at the last reading that has passed. It goes on up to a change that is near.
+    /// Whether the slice ends at the last passed reading. A slice goes on to a change that is near.
     fn ends_slice(&self) -> bool {
         let (slice, last) = (&self.slice, self.passed - 1);
         if slice.time >= SLICE && (!slice.activities.is_empty() || slice.time >= LONGEST_SLICE) {
@@ -206,7 +206,7 @@ impl ObservedTimeline {
         slice.time >= SHORTEST_SLICE && self.changes(last)
     }
 
-    /// Settles windows that were open at the last reading, as far as it got.
+    /// Settles windows that were open at the last reading, up to that reading.
     fn cut_short(&mut self) {
         let Some(last) = self.readings.back() else { return };
         for window in self.windows.iter().filter(|window| window.opened < last.at && window.closed > last.at) {
@@ -216,8 +216,8 @@ impl ObservedTimeline {
         }
     }
 
-    /// Adds what was between two readings to the slice; `true` if that ends amid a window. Then the slice has part of
-    /// what was allocated in that window, until the window's end is reached.
+    /// Adds the interval between two readings to the slice. Returns `true` if the interval ends inside a window. The slice
+    /// then includes part of that window's allocations until the end of the window is reached.
     fn interval(&mut self, from: &Reading, to: &Reading, done: &mut impl FnMut(Slice)) -> bool {
         let volume = Volume::between(from, to);
         self.tables.note(from, to, &self.samples);
@@ -252,7 +252,7 @@ impl ObservedTimeline {
         open
     }
 
-    /// Puts a window that has ended into the slice, or between two.
+    /// Puts a window that has ended into the slice, or between two slices.
     fn settle(&mut self, mut window: Window, to: &Reading, done: &mut impl FnMut(Slice)) {
         self.tables.take_out(&mut window, &self.readings);
         self.slice.volume.subtract(&Volume::of(&window, to.gross.is_some()));
@@ -278,8 +278,8 @@ impl ObservedTimeline {
         }
     }
 
-    /// The rate in bytes per nanosecond around a window, outside of all others. Where it is another before than after,
-    /// what ran in the window tells to which side it belongs.
+    /// The rate around a window in bytes per nanosecond, outside of all other windows. If the rate differs before and after
+    /// the window, the activities in the window decide to which side it belongs.
     fn rate_near(&self, opened: Nanos, window: &Window) -> (Option<f64>, Side) {
         let since = opened.saturating_sub(NEAR).max(self.closed);
         let next = self.windows.iter().map(|next| next.opened).find(|&opened| opened >= window.closed);
@@ -312,15 +312,16 @@ impl ObservedTimeline {
         }
     }
 
-    /// About the rate within a window, from how far it is from the densest one, in which next to all time was spent on
-    /// probes. Tells large rates from small ones, and no more.
+    /// The approximate rate inside a window, from comparing it to the densest window, in which probes took nearly all the
+    /// time. It only tells large rates from small ones.
     fn rate_within(&self, window: &Window) -> Option<f64> {
         let time = window.closed.saturating_sub(window.opened) as f64;
         let idle = (1.0 - window.events as f64 / time / self.densest).max(0.05);
         (self.densest > 0.0).then(|| exact::made(window) as f64 / (time * idle))
     }
 
-    /// Whether the rate is another after the reading of this index than before, and differs nowhere near it as much.
+    /// Whether the rate after the reading at this index differs from the rate before, and by more than at any reading near
+    /// it.
     fn changes(&self, index: usize) -> bool {
         let contrast = |index: usize| {
             let at = self.readings.get(index).map_or(0, |reading| reading.at);
@@ -335,7 +336,7 @@ impl ObservedTimeline {
         here >= CHANGE && here >= contrast(index - 1) && here > contrast(index + 1)
     }
 
-    /// How much was allocated between the first and the last reading within about some time.
+    /// The bytes allocated between the first and the last reading in this time.
     fn allocated(&self, since: Nanos, until: Nanos) -> Allocated {
         let first = self.readings.partition_point(|reading| reading.at < since);
         let end = self.readings.partition_point(|reading| reading.at <= until);
@@ -347,20 +348,20 @@ impl ObservedTimeline {
         }
     }
 
-    /// What ran within some time.
+    /// The activities in this time.
     fn activities(&self, since: Nanos, until: Nanos) -> impl Iterator<Item = ActivityId> {
         let first = self.samples.partition_point(|sample| sample.at < since);
         let end = self.samples.partition_point(|sample| sample.at < until);
         self.samples.range(first..end.max(first)).map(|sample| sample.activity)
     }
 
-    /// How many observations are kept.
+    /// The number of observations that are kept.
     #[cfg(test)]
     pub fn waiting(&self) -> usize {
         self.readings.len() + self.samples.len() + self.windows.len()
     }
 
-    /// Lets go what nothing after `now` refers to.
+    /// Drops observations that nothing after `now` needs.
     fn forget(&mut self, now: Nanos) {
         while self.passed > 2 && self.readings[1].at + 2 * NEAR < now {
             self.readings.pop_front();
@@ -373,20 +374,20 @@ impl ObservedTimeline {
     }
 }
 
-/// How much was allocated within some time.
+/// The bytes allocated in some time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Allocated {
     volume: f64,
     time: Nanos,
 }
 
-/// Events per nanosecond in a window, if it has enough to tell.
+/// Events per nanosecond in a window, if it has enough of them.
 fn density(window: &Window) -> f64 {
     let time = window.closed.saturating_sub(window.opened);
     if time > 500_000 && window.events >= 200 { window.events as f64 / time as f64 } else { 0.0 }
 }
 
-/// To which side of a change a window belongs.
+/// The side of a change to which a window belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Earlier,
@@ -403,7 +404,7 @@ impl Allocated {
         (self.time > 0).then(|| self.volume / self.time as f64)
     }
 
-    /// The larger of two rates over the other, 1 if one of them is not known.
+    /// The ratio of the larger rate to the smaller one; 1 if one of them is not known.
     fn contrast(&self, other: &Self) -> f64 {
         match (self.rate(), other.rate()) {
             (Some(one), Some(other)) => one.max(other).max(QUIET) / one.min(other).max(QUIET),

@@ -1,20 +1,20 @@
-//! From sums and spreads to the figures that are shown.
+//! Makes the figures to show from sums and spreads.
 
 use super::bootstrap::Spread;
 use super::outcome::Outcome;
 use super::{Figure, Line, Total};
 use crate::observation::{Reading, SourceId};
 
-/// What is estimated to less than this part counts as measured: some milliseconds before the first window of a trace
-/// that stays on.
+/// The estimated share below which a total counts as measured. Such a share comes from some milliseconds before the first
+/// window of a trace that stays on.
 const NEGLIGIBLE: f64 = 0.002;
 
-/// By how much the counters are off where the VM does not count what is allocated: between two readings of which one is
-/// before the flip of a cycle and one after it, they tell only about. `cargo xtask bench bounded` has seen 0.1 to 1.4%, the
-/// most of it in bursts, before rates followed these.
+/// The relative error of the counters of a VM that does not count allocated bytes: if a cycle flips between two readings,
+/// these give only an approximate value. `cargo xtask bench bounded` has seen 0.1 to 1.4%, with the largest errors in
+/// bursts, before rates followed these.
 const COUNTERS: f64 = 0.01;
 
-/// What all have allocated.
+/// The allocations of all sources together.
 pub fn total(first: &Reading, last: &Reading, outcome: &Outcome, spread: &Spread, estimated: Option<f64>) -> Total {
     let gross = match (first.gross, last.gross) {
         (Some(first), Some(last)) => Figure::measured(last.saturating_sub(first) as f64),
@@ -27,14 +27,15 @@ pub fn total(first: &Reading, last: &Reading, outcome: &Outcome, spread: &Spread
     Total { net: net(first, last), gross, cycles: last.cycles.saturating_sub(first.cycles) }
 }
 
-/// What was allocated and not freed explicitly, as the counters tell. What is guessed of it may be anything from nothing to
-/// twice as much.
+/// The bytes allocated and not freed explicitly, according to the counters. The true value of a guessed part is between
+/// zero and twice that part.
 fn net(first: &Reading, last: &Reading) -> Figure {
     let (net, guessed) = (last.net.saturating_sub(first.net) as f64, last.guessed.saturating_sub(first.guessed) as f64);
     if guessed <= COUNTERS * net { Figure::measured(net) } else { Figure::estimated(net, guessed) }
 }
 
-/// What each of those seen has, the largest first. If the counters are in doubt, the bytes of each are.
+/// The allocations of each source that was seen, the largest first. If the counters are uncertain, so are the bytes of each
+/// source.
 pub fn lines(outcome: &Outcome, spread: &Spread, total: &Total, estimated: Option<f64>) -> Vec<Line> {
     let doubt = total.net.relative_error();
     let all: f64 = outcome.bytes.iter().sum();

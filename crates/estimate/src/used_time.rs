@@ -1,29 +1,29 @@
-//! How much CPU time there was, inside of windows and outside, and what follows from that: what a program allocates in a
-//! second of its own time.
+//! The CPU time inside and outside of windows, and what follows from it: what a program allocates per second of its own
+//! time.
 //!
-//! In a window most of the CPU time is that of the probes, so the program's own is a small difference of large numbers,
-//! unless it allocates rarely. But where it frees explicitly nearly all that it allocates, the collector's counters tell
-//! next to nothing, and this is what is left.
+//! In a window, most CPU time is that of the probes. So the program's own time is a small difference of large numbers,
+//! unless the program allocates rarely. But if the program frees nearly everything explicitly, the collector's counters say
+//! next to nothing, and only this estimate is left.
 
 use crate::exact;
 use crate::observation::Window;
 
-/// What the cost of windows is known to.
+/// The relative error of the cost of windows.
 const COST: f64 = 0.2;
 
-/// CPU time, counted in samples, and what was allocated in it.
+/// CPU time in samples, and the allocations in it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuTime {
     /// Samples outside of windows.
     pub outside: f64,
     /// Samples in windows.
     inside: f64,
-    /// What the probes took of those, in nanoseconds.
+    /// The part of these that the probes took, in nanoseconds.
     cost: f64,
-    /// Bytes that were allocated in windows, and the squares of those.
+    /// Bytes allocated in windows, and the sum of their squares.
     made: f64,
     squares: f64,
-    /// How many nanoseconds a sample stands for.
+    /// The nanoseconds that a sample counts for.
     period: f64,
 }
 
@@ -31,12 +31,12 @@ pub struct CpuTime {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ByTime {
     value: f64,
-    /// The square of its standard deviation, relative to it.
+    /// The square of the relative standard deviation.
     variance: f64,
 }
 
 impl CpuTime {
-    /// Adds a window in which there were so many samples.
+    /// Adds a window with this many samples.
     pub fn add(&mut self, window: &Window, samples: f64) {
         let made = exact::made(window) as f64;
         self.inside += samples;
@@ -45,7 +45,7 @@ impl CpuTime {
         self.squares += made * made;
     }
 
-    /// Adds that of other windows.
+    /// Adds the CPU time of other windows.
     pub fn join(&mut self, other: &Self) {
         self.outside += other.outside;
         self.inside += other.inside;
@@ -54,12 +54,12 @@ impl CpuTime {
         self.squares += other.squares;
     }
 
-    /// Says how many nanoseconds a sample stands for.
+    /// Sets the nanoseconds that a sample counts for.
     pub fn set_period(&mut self, period: f64) {
         self.period = period;
     }
 
-    /// What was allocated outside of windows, if anything is known of that.
+    /// The bytes allocated outside of windows, if anything is known about them.
     pub fn gross(&self) -> Option<ByTime> {
         if self.period <= 0.0 || self.made <= 0.0 || self.outside <= 0.0 {
             return None;
@@ -67,7 +67,7 @@ impl CpuTime {
         let probed = self.cost / self.period;
         let own = self.inside - probed;
         let off = self.inside + (COST * probed).powi(2);
-        // What is not known to a half says nothing.
+        // An error of more than half the value makes the estimate useless.
         if own <= 0.0 || off > 0.25 * own * own {
             return None;
         }
@@ -77,8 +77,8 @@ impl CpuTime {
 }
 
 impl ByTime {
-    /// Together with another estimate and the square of its relative deviation: each counts by how well it is known. And what
-    /// this one's deviation makes of that.
+    /// Combines this with another estimate, whose relative variance is `variance`. Each counts by its precision. Also
+    /// returns what this estimate's deviation contributes to the result.
     pub fn blend(&self, other: f64, variance: f64) -> (f64, f64) {
         let weight = |value: f64, variance: f64| 1.0 / (value * value * variance).max(1.0);
         let (own, others) = (weight(self.value, self.variance), weight(self.value.max(other), variance));
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn what_is_allocated_in_a_second_of_the_programs_time_is_known() {
-        // 10 KB in 2 ms of its own time, and there were 10 s.
+        // 10 KB in 2 ms of the program's own time, over 10 s.
         let by_time = ran(400, 1e6).gross().unwrap();
         assert!((by_time.value / 50e6 - 1.0).abs() < 1e-9 && by_time.variance.sqrt() < 0.2, "{by_time:?}");
         assert_eq!(ran(400, 2.7e6).gross(), None, "nearly all of it is the probes' time");

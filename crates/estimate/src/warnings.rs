@@ -1,4 +1,4 @@
-//! What makes an estimate doubtful.
+//! The reasons why an estimate is doubtful.
 
 use std::fmt;
 
@@ -6,38 +6,39 @@ use super::classes::Classes;
 use super::exact::Exact;
 use super::strata::Strata;
 
-/// Fewer windows tell little.
+/// The number of windows below which the estimate is doubtful.
 const FEW_WINDOWS: u64 = 10;
 
-/// Shares of all bytes from which on something is worth a warning.
+/// The shares of all bytes above which there is a warning.
 const BLIND: f64 = 0.02;
 const RARE: f64 = 0.1;
 const APART: f64 = 0.1;
 const LATE: f64 = 0.02;
 const MANY: f64 = 0.5;
-/// Of what windows saw allocated, freed explicitly: what is left tells little about the whole then.
+/// The share of bytes seen in windows that are freed explicitly, above which the remaining bytes say little about the
+/// whole.
 const MOSTLY: f64 = 0.75;
 
-/// Something that makes an estimate doubtful.
+/// A reason why an estimate is doubtful.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Warning {
     /// There was no window at all.
     NoWindow,
-    /// So many calls were seen, in windows that came before or after what the counters tell.
+    /// This many calls were seen in windows before or after the time that the counters cover.
     Unmatched(u64),
-    /// There were this few windows.
+    /// There were only this many windows.
     FewWindows(u64),
-    /// This share of all bytes was allocated while the program did what it never did around a window.
+    /// This share of all bytes was allocated while the program did something that it never did around a window.
     Blind(f64),
     /// This share of all bytes was allocated in rare big blocks.
     RareBlocks(f64),
-    /// The counters rose by this factor more, or less, than they did around the windows.
+    /// The counters rose by this factor more, or less, than around the windows.
     Apart(f64),
     /// There were no samples of CPU time, or next to none.
     NoSamples,
-    /// This share of what windows saw allocated is freed explicitly, so what the counters tell, the rest, is little.
+    /// This share of the bytes seen in windows is freed explicitly, so that little is left for the counters to show.
     MostlyFreed(f64),
-    /// What windows saw that has come too late, as a share of all bytes.
+    /// The share of all bytes that windows reported too late.
     Late(f64),
 }
 
@@ -110,7 +111,7 @@ pub fn find(classes: &Classes, strata: &Strata, exact: &Exact) -> Vec<Warning> {
     add(strata.blind(), BLIND, Warning::Blind);
     add(classes.jumps / outside * estimated, RARE, Warning::RareBlocks);
     add(classes.late.sum() / (outside + exact.made as f64), LATE, Warning::Late);
-    // A VM that counts what it allocates leaves nothing to work out.
+    // A VM that counts its allocated bytes leaves nothing to estimate here.
     if strata.all.iter().any(|stratum| stratum.volume.net > 0.0) {
         add(1.0 - strata.net_share(), MOSTLY, Warning::MostlyFreed);
     }
@@ -123,8 +124,8 @@ pub fn find(classes: &Classes, strata: &Strata, exact: &Exact) -> Vec<Warning> {
     warnings
 }
 
-/// How much faster the counters rose than around the windows, if that is more than chance explains: where classes have
-/// many windows, so that what is left is not of the windows' number.
+/// The factor by which the counters rose faster than around the windows, if chance does not explain it. Only classes with
+/// many windows count, so that the difference does not come from their number.
 fn apart(classes: &Classes) -> Option<f64> {
     let (mut polled, mut around, mut variance) = (0.0, 0.0, 0.0);
     for class in classes.all().iter().filter(|class| class.windows >= FEW_WINDOWS) {

@@ -9,15 +9,15 @@ use super::paths::PathId;
 /// A large object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Big {
-    /// What it accounts for.
+    /// The bytes that it accounts for in `gc.total`.
     pub bytes: u64,
-    /// Where it is.
+    /// The address of the object.
     pub address: u64,
-    /// The path to it.
+    /// The number of the path that keeps it alive.
     pub path: u32,
 }
 
-/// The largest objects of the types that are worth it, of each as many as are wanted.
+/// The largest strings and the largest tables, up to a limit of each.
 #[derive(Clone, Debug)]
 pub struct Biggest {
     limit: usize,
@@ -26,12 +26,12 @@ pub struct Biggest {
 }
 
 impl Biggest {
-    /// The largest `limit` of each type.
+    /// Keeps the largest `limit` objects of each type.
     pub fn new(limit: usize) -> Self {
         Self { limit, strings: BinaryHeap::new(), tables: BinaryHeap::new() }
     }
 
-    /// Takes note of an object.
+    /// Adds an object, if it is large enough.
     pub fn offer(&mut self, kind: Kind, bytes: u64, address: u64, path: PathId) {
         let heap = match kind {
             Kind::String => &mut self.strings,

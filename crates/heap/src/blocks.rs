@@ -1,8 +1,8 @@
-//! Memory, read in large blocks of which a bounded number is kept.
+//! Caches memory in large blocks. The number of cached blocks is bounded.
 //!
-//! A heap has millions of small objects. One system call for each would take longer than copying all of the heap, and
-//! a copy of all of it would take as much memory as the target has. LuaJIT's allocator keeps together what was
-//! allocated together, so few blocks at a time serve most reads.
+//! A heap has millions of small objects. A system call for each would take longer than to copy the whole heap, and a copy
+//! in memory would take as much memory as the target has. LuaJIT's allocator keeps together what the program allocates
+//! together, so a few blocks at a time serve most reads.
 
 use std::cell::RefCell;
 
@@ -12,23 +12,23 @@ use lj_trace_luajit::overlay::plain_at;
 use lj_trace_process::ProcessMemory;
 use lj_trace_streams::hash::AddrMap;
 
-/// Size of a block in bytes.
+/// The size of a block in bytes.
 pub const BLOCK: u64 = 256 << 10;
 
-/// So many blocks are kept: 32 MB of them.
+/// The most blocks to keep: 32 MB.
 const MAX_BLOCKS: usize = 128;
 
-/// A block is read as a whole once so many reads were in it: most references from elsewhere hit many blocks once.
+/// The number of reads in a block after which the whole block is read. Most references from elsewhere hit many blocks once.
 const WORTH_IT: u8 = 8;
 
 const PAGE: u64 = 4096;
 
-/// What blocks are read from.
+/// The source of blocks.
 pub trait ReadSome {
-    /// Reads as much as there is at `address` into `buffer`; how many bytes that was.
+    /// Reads as much as possible at `address` into `buffer`; returns the number of bytes.
     fn read_some(&self, address: u64, buffer: &mut [u8]) -> usize;
 
-    /// Reads a part of a block that nobody has asked for in particular, as long as that costs little.
+    /// Reads a part of a block that no caller has asked for in particular, if that costs little.
     fn read_block(&self, address: u64, buffer: &mut [u8]) -> usize {
         self.read_some(address, buffer)
     }
@@ -40,7 +40,7 @@ impl ReadSome for ProcessMemory {
     }
 }
 
-/// A cache of blocks of a memory. What changes after it was read is not seen.
+/// A cache of blocks of a memory. It does not see changes that come after a block was read.
 #[derive(Debug)]
 pub struct Blocks<M> {
     memory: M,
@@ -50,11 +50,11 @@ pub struct Blocks<M> {
 #[derive(Debug, Default)]
 struct KeptBlocks {
     kept: Vec<KeptBlock>,
-    /// Where in `kept` the block of that number is.
+    /// The index in `kept` of each block, by the block's number.
     places: AddrMap<u64, usize>,
-    /// How many reads there were in blocks that are not kept.
+    /// The number of reads in each block that is not kept, by the block's number.
     missed: AddrMap<u64, u8>,
-    /// The next candidate for eviction.
+    /// The index of the next candidate for eviction.
     hand: usize,
 }
 
@@ -75,7 +75,7 @@ impl<M: ReadSome> Blocks<M> {
         Self { memory, state: RefCell::default() }
     }
 
-    /// Copies what there is at `address` into `buffer`; how many bytes that was.
+    /// Copies what is readable at `address` into `buffer`; returns the number of bytes.
     pub fn copy(&self, address: u64, buffer: &mut [u8]) -> usize {
         let mut state = self.state.borrow_mut();
         let mut done = 0;
@@ -89,14 +89,14 @@ impl<M: ReadSome> Blocks<M> {
             let copied = state.kept[place].copy(offset, &mut buffer[done..done + count]);
             done += copied;
             if copied < count {
-                // What a block leaves out may be there, where it costs more to read.
+                // The block may leave out memory that can be read but costs more.
                 return done + self.memory.read_some(at + copied as u64, &mut buffer[done..]);
             }
         }
         done
     }
 
-    /// Keeps the block of `address`, since many reads in it are to come.
+    /// Keeps the block of `address`, since the caller expects many reads in it.
     pub fn expect_many(&self, address: u64) {
         let mut state = self.state.borrow_mut();
         let number = address / BLOCK;
@@ -107,7 +107,7 @@ impl<M: ReadSome> Blocks<M> {
 }
 
 impl KeptBlocks {
-    /// Where the block is kept, if it is or is worth it.
+    /// The index of the block in `kept`, if it is kept or worth keeping.
     fn place<M: ReadSome>(&mut self, memory: &M, number: u64) -> Option<usize> {
         if let Some(&place) = self.places.get(&number) {
             self.kept[place].used = true;
@@ -118,7 +118,7 @@ impl KeptBlocks {
         (*missed >= WORTH_IT).then(|| self.load(memory, number))
     }
 
-    /// Reads a block in the place of one that was not used lately.
+    /// Reads a block, in the place of one that was not used lately.
     fn load<M: ReadSome>(&mut self, memory: &M, number: u64) -> usize {
         self.missed.remove(&number);
         let place = if self.kept.len() < MAX_BLOCKS {
@@ -126,7 +126,7 @@ impl KeptBlocks {
             self.kept.push(KeptBlock { number, used: true, pages: 0, bytes });
             self.kept.len() - 1
         } else {
-            // The clock's second chance: ends after one turn at the latest.
+            // The clock algorithm's second chance. The loop ends after one turn at the latest.
             while std::mem::take(&mut self.kept[self.hand].used) {
                 self.hand = (self.hand + 1) % MAX_BLOCKS;
             }
@@ -150,7 +150,7 @@ impl KeptBlock {
         let count = memory.read_block(start, &mut self.bytes) as u64;
         let first = count / PAGE;
         self.pages = if first >= 64 { u64::MAX } else { (1 << first) - 1 };
-        // Where the mapping ends, another one may begin.
+        // Another mapping may begin where one ends.
         for page in first + 1..BLOCK / PAGE {
             let range = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
             if memory.read_block(start + page * PAGE, &mut self.bytes[range]) == PAGE as usize {
@@ -159,7 +159,7 @@ impl KeptBlock {
         }
     }
 
-    /// Copies from `offset` on up to the first page that could not be read.
+    /// Copies from `offset` on, up to the first page that could not be read.
     fn copy(&self, offset: usize, buffer: &mut [u8]) -> usize {
         let mut end = offset;
         while end < offset + buffer.len() {
@@ -195,7 +195,7 @@ impl<M: ReadSome> ReadMemory for Blocks<M> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Memory of several ranges, which counts the reads.
+    /// Memory in several ranges. It counts the reads.
     #[derive(Debug, Default)]
     pub(crate) struct Ranges {
         pub ranges: Vec<(u64, Vec<u8>)>,

@@ -1,7 +1,7 @@
-//! What the proof of a layout leaves open, decided by what the JIT compiler has left.
+//! Decides open questions of a layout, with the data that the JIT compiler has left.
 //!
-//! Two builds may differ in nothing but their traces, and a trace or two may fit both; none fits everything as long as
-//! nothing was compiled. But the first recording leaves its snapshots behind, be it that it was given up.
+//! Two builds may differ only in their traces, and one or two traces may fit both builds. If nothing was compiled yet,
+//! there is no trace to check. But the first recording leaves its snapshots behind, even if it was aborted.
 //!
 //! LuaJIT's sources: [`SnapShot`].
 //!
@@ -14,7 +14,7 @@ use lj_trace_luajit::Vm;
 use lj_trace_luajit::layouts::{candidates, options};
 use lj_trace_luajit::object::field;
 
-/// The VM with the fields of its traces that it has left open, as far as its snapshots tell.
+/// The VM with those open fields of its traces decided that its snapshots show.
 pub fn completed<M: ReadMemory>(memory: &M, vm: &Vm) -> Vm {
     let mut completed = vm.clone();
     if !vm.undecided.contains(&"sizeof_snap") || vm.layout.j_trace == ABSENT {
@@ -36,13 +36,13 @@ pub fn completed<M: ReadMemory>(memory: &M, vm: &Vm) -> Vm {
     completed
 }
 
-/// Whether two layouts differ in nothing that one of them has decided.
+/// Whether all fields that `decided` has are equal in `known`.
 fn agrees(decided: &VmLayout, known: &VmLayout) -> bool {
     decided.values().into_iter().zip(known.values()).all(|(decided, known)| decided == ABSENT || decided == known)
 }
 
-/// Whether the first snapshot of the last recording has this size: the offset of its slots in their map, which is 0,
-/// takes 16 or 32 bits (`SnapShot`, `lj_jit.h`), and what follows is the reference of an instruction.
+/// Whether the first snapshot of the last recording has this size. The offset of its slots in their map is 0 and has 16 or
+/// 32 bits (`SnapShot`, `lj_jit.h`); after it comes the reference of an instruction.
 fn first_snapshot_fits<M: ReadMemory>(memory: &M, vm: &Vm, size: u16) -> bool {
     const REF_BIAS: u16 = 0x8000;
     let Some(jit_state) = vm.jit_state() else { return false };
@@ -65,8 +65,7 @@ mod tests {
 
     use super::*;
 
-    /// A VM of Tarantool's fork that was not proven further than to be of 1.7 or 2.6, with these first bytes of a
-    /// snapshot.
+    /// A VM of Tarantool's fork for which only 1.7 or 2.6 are left as its version, with these first bytes of a snapshot.
     fn undecided(snapshot: [u16; 4]) -> (Saved, Vm) {
         let mut layout = x64_layout("tt2.6.0+smart", "x64");
         let (old, mut values) = (x64_layout("tt1.7+smart", "x64"), layout.values());

@@ -1,9 +1,9 @@
-//! What has changed between two snapshots.
+//! Compares two snapshots.
 //!
-//! Objects that are in both are the same ones ([`objects`](super::objects)), and have not changed, whatever path leads to
-//! them by now: a table that is reached on another path has grown by as much as it has grown. All others were freed, on the
-//! path that they were held by, or are new. So what has come to each path adds up to what has come to all types, and with
-//! the VM's own blocks, and what is not accounted for, to `gc.total`.
+//! Objects in both snapshots are the same ones ([`objects`](super::objects)). They count as unchanged even if another path
+//! leads to them now; a table counts with the bytes by which it has grown. All other objects were freed, on their old path,
+//! or are new. So the changes of all paths add up to the changes of all types; together with the VM's own blocks and the
+//! unaccounted bytes, they add up to the change of `gc.total`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,50 +18,51 @@ use super::objects::{Object, Objects};
 use super::paths::HeldSum;
 use super::snapshot::{Heap, Snapshot};
 
-/// Two snapshots, compared.
+/// The changes between two snapshots.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diff {
-    /// The process of the newer one.
+    /// The process id in the newer snapshot.
     pub pid: u32,
     /// Its command name.
     pub command: String,
-    /// Seconds between the two.
+    /// The seconds between the two snapshots.
     pub seconds: i64,
-    /// By how many bytes the resident memory has grown.
+    /// The bytes by which the resident memory has grown.
     pub rss: i64,
-    /// What has changed in each VM.
+    /// The changes in each VM.
     pub vms: Vec<HeapDiff>,
 }
 
-/// What has changed in a VM.
+/// The changes in a VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct HeapDiff {
-    /// Address of its `global_State`.
+    /// The address of the VM's `global_State`.
     pub address: String,
-    /// By how many bytes `gc.total` has grown.
+    /// The bytes by which `gc.total` has grown.
     pub total: i64,
-    /// By type; types that have not changed are left out.
+    /// The changes by type. Types without a change are left out.
     pub types: Vec<TypeDiff>,
-    /// Paths, what grew most first; those that have not changed are left out.
+    /// The changes by path, the largest growth first. Paths without a change are left out.
     pub paths: Vec<PathDiff>,
-    /// By how much what nothing refers to has grown: it is on no path.
+    /// The growth of garbage: objects without references are on no path.
     pub garbage: Change,
-    /// By how many bytes the VM's own blocks have grown; those that have not are left out.
+    /// The bytes by which the VM's own blocks have grown. Blocks without a change are left out.
     pub overhead: Vec<OverheadDiff>,
-    /// By how many bytes `gc.total` has grown beyond the types and the VM's own blocks.
+    /// The bytes by which `gc.total` has grown more than the types and the VM's own blocks.
     pub unaccounted: i64,
-    /// By how many bytes it has grown beyond the paths, garbage, and the VM's own blocks.
+    /// The bytes by which `gc.total` has grown more than the paths, garbage, and the VM's own blocks.
     pub unaccounted_by_paths: i64,
-    /// Whether it is known which objects are the same ones. If not, what is reached on another path has grown there.
+    /// Whether the snapshots tell which objects are the same. If not, an object that is on another path now counts as
+    /// growth there.
     pub by_identity: bool,
 }
 
-/// What has come to something; less than nothing if more has gone.
+/// A growth; negative if more objects were freed than created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// Objects.
+    /// The number of objects.
     pub count: i64,
-    /// Their bytes.
+    /// The number of bytes.
     pub bytes: i64,
 }
 
@@ -72,47 +73,47 @@ impl Change {
     }
 }
 
-/// What has changed in a VM's own blocks.
+/// The growth of one of the VM's own blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OverheadDiff {
-    /// What they are.
+    /// What the block is.
     pub name: String,
-    /// Bytes.
+    /// The bytes by which it has grown.
     pub bytes: i64,
 }
 
-/// What has changed in the number and size of a type's objects.
+/// The growth in number and size of a type's objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct TypeDiff {
     /// The type.
     #[serde(rename = "type")]
     pub kind: Kind,
-    /// Objects.
+    /// The number of objects.
     pub count: i64,
-    /// Bytes.
+    /// Their bytes.
     pub bytes: i64,
 }
 
-/// What has changed in what is held through a path.
+/// The growth of what a path holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PathDiff {
     /// The path.
     pub path: String,
-    /// Objects, held through it and all further steps.
+    /// The number of objects that are held through the path and all further steps.
     pub count: i64,
     /// Their bytes.
     pub bytes: i64,
-    /// Of these, objects that are held through it and no further step.
+    /// The number of objects that are held through the path and no further step.
     pub own_count: i64,
     /// Their bytes.
     pub own_bytes: i64,
 }
 
-/// How many paths are shown.
+/// The number of paths to show.
 const SHOWN: usize = 20;
 
 impl Diff {
-    /// What has changed from `old` to `new`. VMs belong together by their addresses, or else by their order.
+    /// The changes from `old` to `new`. VMs with the same address are compared, or else VMs at the same position.
     pub fn new(old: &Snapshot, new: &Snapshot) -> Self {
         let vms = new.vms.iter().enumerate().map(|(index, heap)| {
             let same = old.vms.iter().find(|other| other.address == heap.address);
@@ -180,12 +181,12 @@ fn overhead(old: Option<&Heap>, new: &Heap) -> Vec<OverheadDiff> {
     names.into_iter().map(row).filter(|row| row.bytes != 0).collect()
 }
 
-/// The objects of both snapshots, if they are known of both.
+/// The objects of both snapshots, if both have them.
 fn both<'a>(old: Option<&'a Heap>, new: &'a Heap) -> Option<(&'a Objects, &'a Objects)> {
     old.and_then(|old| old.objects.as_ref()).zip(new.objects.as_ref())
 }
 
-/// What has come to each path, and to what is on none.
+/// The changes on each path, and of garbage.
 struct Changes {
     garbage: Change,
     paths: Vec<PathDiff>,
@@ -195,7 +196,7 @@ impl Changes {
     fn between(old: Option<&Heap>, new: &Heap) -> Self {
         let count = |heap: Option<&Heap>| heap.map_or(0, |heap| heap.paths.len());
         let mut garbage = Change::default();
-        // What was freed, by the paths of the old snapshot; what has come, by those of the new one.
+        // Freed objects count on paths of the old snapshot, new objects on paths of the new one.
         let mut own = [vec![Change::default(); count(old)], vec![Change::default(); count(Some(new))]];
         if let Some((before, after)) = both(old, new) {
             compare(before, after, &mut |which, path, count, bytes| {
@@ -238,7 +239,7 @@ impl Changes {
     }
 }
 
-/// What has come to each path and all further ones.
+/// The changes on each path, including its further steps.
 fn inclusive(heap: &Heap, own: &[Change]) -> Vec<Change> {
     let mut sums = own.to_vec();
     for index in (0..heap.paths.len()).rev() {
@@ -250,7 +251,7 @@ fn inclusive(heap: &Heap, own: &[Change]) -> Vec<Change> {
     sums
 }
 
-/// Shows what has gone and what has come: in which of the snapshots, on which path, how many objects, and bytes.
+/// Reports freed and new objects to `found`: the index of the snapshot, the path, the number of objects, and the bytes.
 fn compare(before: &Objects, after: &Objects, found: &mut dyn FnMut(usize, Option<u32>, i64, i64)) {
     let (mut before, mut after) = (before.iter().peekable(), after.iter().peekable());
     loop {
@@ -310,7 +311,7 @@ impl fmt::Display for HeapDiff {
 }
 
 impl HeapDiff {
-    /// What adds up to the growth of `gc.total`, by paths.
+    /// The parts of the growth of `gc.total`, by paths.
     fn write_paths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.paths.is_empty() {
             return Ok(());
@@ -401,7 +402,7 @@ mod tests {
         assert_eq!((shrunk.vms[0].paths[0].own_count, shrunk.seconds), (-5, -1));
     }
 
-    /// The objects of a snapshot: address, bytes, path.
+    /// The objects of a snapshot, as address, bytes and path.
     fn objects(list: &[(u64, u64, Option<u32>)]) -> Option<Objects> {
         let mut objects = Objects::default();
         for &(address, bytes, path) in list {
@@ -416,7 +417,8 @@ mod tests {
         let mut old = heap(&steps);
         old.objects = objects(&[(8, 40, Some(0)), (16, 100, Some(1)), (24, 64, Some(1)), (32, 8, None)]);
         let mut new = heap(&[(None, "globals", 1, 40), (Some(0), ".b", 1, 130), (Some(0), ".a", 0, 0)]);
-        // One table is reached by `.b` and larger, one was freed, one is new, one garbage is left and one has come.
+        // The changes: one table is larger and on `.b` now, one was freed, one is new, one piece of garbage stayed, and one
+        // is new.
         new.objects =
             objects(&[(8, 40, Some(0)), (16, 130, Some(1)), (32, 8, None), (40, 72, Some(1)), (48, 16, None)]);
         (old.total_after, new.total_after) = (1000, 1000 + 30 - 64 + 72 + 16 + 5);
@@ -428,7 +430,7 @@ mod tests {
         assert!(diff.by_identity);
         let text = diff.to_string();
         assert!(text.contains("(garbage: nothing refers to it)") && text.contains("(not accounted for)"), "{text}");
-        // Without the objects, the paths alone tell, and that is said.
+        // Without the objects, only the paths are compared, and the text says so.
         old.objects = None;
         let text = heap_diff(Some(&old), &new).to_string();
         assert!(text.contains("not known"), "{text}");

@@ -1,4 +1,4 @@
-//! What an object refers to, as LuaJIT's collector traverses it ([`gc_traverse_*`] and [`gc_mark`], `lj_gc.c`).
+//! The references of an object, as LuaJIT's collector traverses them ([`gc_traverse_*`] and [`gc_mark`], `lj_gc.c`).
 //!
 //! LuaJIT's sources: [`MMDEF`], [`gc_traverse_frames`], [`FRAME_*`], [`REF_TRUE`].
 //!
@@ -24,53 +24,53 @@ use super::object::{CDATA, Header};
 /// How an object refers to another one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
-    /// As what it stands for: an upvalue to its value.
+    /// From an upvalue to its value: both are shown as one.
     Same,
-    /// A table or userdata to its metatable.
+    /// From a table or userdata to its metatable.
     Metatable,
-    /// To its environment.
+    /// To the environment.
     Environment,
-    /// A function to its prototype.
+    /// From a function to its prototype.
     Prototype,
-    /// A prototype or a trace to a constant.
+    /// From a prototype or a trace to a constant.
     Constant,
-    /// A prototype to its chunk's name.
+    /// From a prototype to its chunk's name.
     ChunkName,
     /// To a trace.
     Trace,
-    /// A table to a key.
+    /// From a table to a key.
     Key,
-    /// A table to the value of a string key.
+    /// From a table to the value of a string key.
     Field {
-        /// Address of the key.
+        /// The address of the key.
         key: u64,
-        /// Whether the table has so many entries that they are its elements rather than its fields.
+        /// Whether the table has so many entries that they count as elements rather than fields.
         crowded: bool,
     },
-    /// A table to the value of another key.
+    /// From a table to the value of another key.
     Element {
         /// The key.
         key: Key,
     },
-    /// A Lua function to an upvalue.
+    /// From a Lua function to an upvalue.
     Upvalue {
-        /// Address of its prototype.
+        /// The address of the function's prototype.
         prototype: u64,
-        /// Which one.
+        /// The index of the upvalue.
         index: u32,
     },
-    /// A C function to an upvalue.
+    /// From a C function to an upvalue.
     CUpvalue(u32),
-    /// A coroutine to what lies on its stack.
+    /// From a coroutine to a value on its stack.
     Slot {
-        /// Address of the slot.
+        /// The address of the slot.
         address: u64,
     },
-    /// A string buffer to the string that it reads from, or a table of its options.
+    /// From a string buffer to the string that it reads from, or to a table of its options.
     Buffer,
 }
 
-/// A key that is no string.
+/// A key that is not a string.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Key {
     /// A number.
@@ -84,47 +84,47 @@ pub enum Key {
 /// A reference to an object.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Edge {
-    /// The object.
+    /// The address of the object.
     pub to: u64,
-    /// The type byte that it must have; 0 where it may be any.
+    /// The type byte that the object must have; 0 if any type is possible.
     pub gct: u8,
-    /// What it is in the other object.
+    /// How the other object refers to it.
     pub step: Step,
 }
 
-/// Tables with a larger hash part have elements under their string keys rather than fields.
+/// In tables with a larger hash part, string keys count as elements rather than fields.
 const MAX_FIELDS: u32 = 1024;
 
 /// `LUAI_MAXSTACK` (`luaconf.h`) is 65500 slots; some builds raise it.
 const MAX_SLOTS: u64 = 1 << 20;
 
-/// Larger parts than these cannot be: a table has no more than 2^27 elements (`LJ_MAX_ASIZE`, `LJ_MAX_HBITS`).
+/// The most entries of a part: a table has no more than 2^27 elements (`LJ_MAX_ASIZE`, `LJ_MAX_HBITS`).
 const MAX_ELEMENTS: u64 = 1 << 28;
 
-/// So many bytes of an array are read at once.
+/// The number of bytes of an array to read at a time.
 const CHUNK: u64 = 24 << 10;
 
-/// Which references of a table do not keep their objects alive.
+/// The references of a table that do not keep their objects alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Weak {
     keys: bool,
     values: bool,
 }
 
-/// Finds the references in objects.
+/// Finds the references of objects.
 #[derive(Debug)]
 pub struct ObjectEdges<'a, M> {
     blocks: &'a Blocks<M>,
     shape: Shape,
-    /// The string `__mode`.
+    /// The address of the string `__mode`.
     mode: u64,
-    /// The table of traces, and its length.
+    /// The address of the table of traces, and its length.
     traces: (u64, u64),
     weak: RefCell<AddrMap<u64, Weak>>,
 }
 
 impl<'a, M: ReadSome> ObjectEdges<'a, M> {
-    /// For the objects of the VM whose `global_State` is at `global`.
+    /// Finds references of the objects of the VM whose `global_State` is at `global`.
     pub fn new(blocks: &'a Blocks<M>, shape: Shape, global: u64) -> Self {
         let l = &shape.layout;
         // MMDEF (`lj_obj.h`): index, newindex, gc, mode.
@@ -139,9 +139,9 @@ impl<'a, M: ReadSome> ObjectEdges<'a, M> {
         Self { blocks, shape, mode: mode.unwrap_or(0), traces, weak: RefCell::default() }
     }
 
-    /// Shows each reference that keeps another object alive to `found`. Nothing is shown of what cannot be read.
+    /// Passes each reference that keeps another object alive to `found`. References that cannot be read are left out.
     pub fn of(&self, object: &Header, found: &mut impl FnMut(Edge)) {
-        // What cannot be read was freed or is not there yet; whoever walks counts what does not add up.
+        // An unreadable object was freed or is not complete yet. The walk counts such inconsistencies.
         let _ = match object.gct(&self.shape) {
             Some(gct::UPVAL) => self.upvalue(object, found),
             Some(gct::THREAD) => self.thread(object, found),
@@ -168,7 +168,7 @@ impl<'a, M: ReadSome> ObjectEdges<'a, M> {
         }
     }
 
-    /// Shows `count` neighbouring entries of `size` bytes each to `entry`.
+    /// Passes `count` consecutive entries of `size` bytes each to `entry`.
     fn array(&self, start: u64, count: u64, size: u64, mut entry: impl FnMut(u64, &[u8])) {
         let mut bytes = vec![0; (CHUNK / size * size).min(count.saturating_mul(size)) as usize];
         let mut index = 0;
@@ -250,7 +250,7 @@ impl<'a, M: ReadSome> ObjectEdges<'a, M> {
                 }
             });
         }
-        // Last, since nearly every function has the globals there.
+        // Last, because nearly every function refers to the globals here.
         self.reference(object, s.env(), gct::TAB, Step::Environment, found)?;
         Some(())
     }
@@ -264,7 +264,7 @@ impl<'a, M: ReadSome> ObjectEdges<'a, M> {
         if object.u8(s.first())? == BUFFER && object.u32(s.udata_len())? >= 48 {
             let borrowed = s.userdata + 24 + s.reference;
             let flags = object.reference(s, s.userdata + 24)?;
-            // SBUF_FLAG_COW: it reads from an object.
+            // SBUF_FLAG_COW: the buffer reads from an object.
             if flags & 2 != 0 {
                 self.reference(object, borrowed, 0, Step::Buffer, found)?;
             }
@@ -301,7 +301,7 @@ impl<'a, M: ReadSome> ObjectEdges<'a, M> {
         Some(())
     }
 
-    /// Where the frame at `base` ends, if it is a Lua function's: `L->top` is not kept up to date while that runs.
+    /// The end of the frame at `base`, if it belongs to a Lua function: LuaJIT does not update `L->top` while one runs.
     fn frame_end(&self, base: u64) -> Option<u64> {
         let s = &self.shape;
         let link = self.blocks.read::<u64>(base.wrapping_sub(VALUE * (1 + s.fr2))).ok()?;
@@ -322,10 +322,10 @@ impl<'a, M: ReadSome> ObjectEdges<'a, M> {
         base.checked_add(VALUE * u64::from(size))
     }
 
-    /// The functions of frames of one slot, which share it with the frame's link, so that it is no value
-    /// (`gc_traverse_frames`).
+    /// The functions of frames with one slot. Such a function shares its slot with the frame's link, so that the slot is
+    /// not a value (`gc_traverse_frames`).
     fn hidden_functions(&self, stack: u64, base: u64, slots: u64, found: &mut impl FnMut(Edge)) {
-        /// Bits of a link (`lj_frame.h`): the type, and whether it is that of a protected call.
+        /// Bits of a link (`lj_frame.h`): the type, and the type including the bit of protected calls.
         const TYPE: u64 = 3;
         const TYPE_AND_P: u64 = 7;
         let mut frame = base.wrapping_sub(VALUE);
@@ -337,7 +337,8 @@ impl<'a, M: ReadSome> ObjectEdges<'a, M> {
             found(Edge { to: bits & 0xffff_ffff, gct: 0, step: Step::Slot { address: frame } });
             let link = bits >> 32;
             let size = if link & TYPE == 0 {
-                // Called by a Lua function: its instruction before `link` tells in operand A how far below it lies.
+                // A Lua function made the call. Operand A of the instruction before `link` gives the distance to the
+                // previous frame.
                 let Ok(instruction) = self.blocks.read::<u32>(link.wrapping_sub(4)) else { return };
                 VALUE * (1 + u64::from(instruction >> 8 & 0xff))
             } else {
@@ -353,7 +354,7 @@ impl<'a, M: ReadSome> ObjectEdges<'a, M> {
     fn trace(&self, object: &Header, found: &mut impl FnMut(Edge)) -> Option<()> {
         /// Constants lie below this reference (`REF_BIAS - 3`, `lj_ir.h`).
         const REF_TRUE: u64 = 0x7ffd;
-        /// Types of 64 bits (`IRT_IS64`): of their constants, the next instruction is the value.
+        /// Types of 64 bits (`IRT_IS64`): the value of such a constant is in the next instruction.
         const KNULL_AFTER_KGC: u8 = 3;
         let s = &self.shape;
         let l = &s.layout;
@@ -421,7 +422,7 @@ impl<'a, M: ReadSome> ObjectEdges<'a, M> {
         Some(())
     }
 
-    /// Shows the keys and values of a hash part, none with a `nil` value.
+    /// Passes the keys and values of a hash part to `entry`, except for `nil` values.
     fn nodes(&self, start: u64, mask: u32, mut entry: impl FnMut(u64, u64)) {
         self.array(start, u64::from(mask) + 1, NODE, |_, bytes| {
             if let (Some(value), Some(key)) = (plain_at(bytes, 0), plain_at(bytes, VALUE))
@@ -432,10 +433,10 @@ impl<'a, M: ReadSome> ObjectEdges<'a, M> {
         });
     }
 
-    /// A number for the names of a small table's fields, in whatever order they are; 0 of a table that is none, or of one
-    /// whose keys are elements, which come and go.
+    /// A hash of the field names of a small table, independent of their order; 0 if the object is no table, or if its keys
+    /// are elements, which come and go.
     pub fn fields(&self, table: &Header) -> u64 {
-        /// Objects have fewer fields than these.
+        /// The most fields that count as fields.
         const MAX: u32 = 32;
         let s = &self.shape;
         let l = &s.layout;
@@ -461,11 +462,11 @@ impl<'a, M: ReadSome> ObjectEdges<'a, M> {
         }
     }
 
-    /// What the metatable says of weak references.
+    /// The weak references according to the metatable.
     fn weakness(&self, metatable: u64) -> Weak {
-        /// More metatables than these would be no metatables.
+        /// The most metatables to remember: more could not be metatables.
         const MAX_KNOWN: usize = 1 << 16;
-        /// A metatable with more entries does not get its mode from here.
+        /// The most entries of a metatable that is searched for its mode.
         const MAX_ENTRIES: u32 = 1 << 12;
         if let Some(&weak) = self.weak.borrow().get(&metatable) {
             return weak;
@@ -494,24 +495,24 @@ impl<'a, M: ReadSome> ObjectEdges<'a, M> {
         weak
     }
 
-    /// Coroutines' lists of open upvalues; strings, upvalues and so on have none.
+    /// The address of a coroutine's list of open upvalues; 0 for other objects.
     pub fn own_list(&self, object: &Header) -> u64 {
         let s = &self.shape;
         if object.gct(s) == Some(gct::THREAD) { object.reference(s, s.open_upvalues()).unwrap_or(0) } else { 0 }
     }
 
-    /// Whether a type of objects refers to nothing.
+    /// Whether objects of this type have no references.
     pub const fn is_leaf(kind: u8) -> bool {
         matches!(kind, gct::STR | CDATA)
     }
 }
 
-/// Whether 64-bit constants lie in the intermediate code itself: in 2.1, but for its first two years.
+/// Whether 64-bit constants are in the intermediate code itself: they are in 2.1, except in its first two years.
 fn kgc_is_new(shape: &Shape) -> bool {
     shape.kgc() == 24
 }
 
-/// A key that is no object.
+/// A key that is not an object.
 fn plain_key(gc64: bool, bits: u64) -> Key {
     let kind = if gc64 { !((bits as i64 >> 47) as u32) } else { !((bits >> 32) as u32) };
     match kind {

@@ -1,7 +1,7 @@
-//! Snapshots in files: gzip of lines of JSON, so that `zcat FILE | jq` reads them too.
+//! Snapshots in files: lines of JSON in gzip, so that `zcat FILE | jq` reads them, too.
 //!
-//! The first line is the process, then comes a line for each VM, followed by lines with its [`super::objects`], in
-//! hexadecimal digits, and a line for each step of the paths in it.
+//! The first line is the process. Then each VM has a line, followed by lines with its [`super::objects`] in hexadecimal
+//! digits, and by a line for each step of its paths.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, BufWriter, Read as _, Write};
@@ -16,48 +16,49 @@ use super::object::Kind;
 use super::objects;
 use super::snapshot::{Heap, PathRow, Snapshot};
 
-/// The ending of such a file's name.
+/// The extension of snapshot files.
 pub const ENDING: &str = ".heap.gz";
 
-/// Of later versions, what this one does not know may be missing here.
+/// The version of the format. This code may not understand everything in a later version.
 const VERSION: u32 = 2;
 
-/// Longer files are no snapshots: a line has some hundred bytes, and there are at most 65536 for each VM. What is read takes
-/// about as much memory. Those with objects take two digits for each of their bytes, and half the memory.
+/// The most bytes to read, without objects: a line has some hundred bytes, and a VM has at most 65536 lines. The parsed
+/// data takes about as much memory. Objects take two digits for each of their bytes in the file, and half of that in
+/// memory.
 const MAX_BYTES: u64 = 64 << 20;
 const MAX_DIGITS: u64 = 2 * objects::MAX_BYTES as u64 + (1 << 20);
 
-/// So many bytes of objects are in a line.
+/// The number of bytes of objects per line.
 const OBJECTS: usize = 256 << 10;
 
-/// Longer lines are none of a snapshot: that of a VM has its biggest objects.
+/// The longest line. The line of a VM has its largest objects, so it is the longest.
 const MAX_LINE: u64 = 4 << 20;
 
-/// More VMs, and more steps for each, are in no snapshot.
+/// The most VMs, and the most steps of each VM, that a snapshot has.
 const MAX_VMS: usize = 256;
 const MAX_PATHS: usize = (1 << 16) + 4096;
 
-/// The most that all paths together may count for: their words in bytes, as each step is told with all that are before it,
-/// and so much for each path and each type that it holds.
+/// The most bytes that all paths may take as text, in which each step repeats all steps before it, plus `PATH` bytes for
+/// each path and `HELD` bytes for each type that it holds.
 const MAX_WAYS: usize = 48 << 20;
 const PATH: usize = 64;
 const HELD: usize = 32;
 
-/// Why a file is no snapshot.
+/// Why a file cannot be read as a snapshot.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It cannot be opened or read.
+    /// The file cannot be opened or read.
     #[error("cannot read it: {0}")]
     Io(#[from] io::Error),
-    /// It is something else.
+    /// The file is not a snapshot.
     #[error("no snapshot of a heap (line {line}: {reason}); `lj-trace heap --pid N -o NAME{ENDING}` writes one")]
     Malformed {
-        /// Where that shows.
+        /// The line with the error.
         line: usize,
-        /// How.
+        /// What is wrong with the line.
         reason: String,
     },
-    /// A later version has written it.
+    /// A later version of lj-trace has written the file.
     #[error("written by a later version of lj-trace (format {0})")]
     Version(u32),
 }
@@ -74,7 +75,7 @@ enum FileLine<'a> {
 /// Writes a snapshot.
 ///
 /// # Errors
-/// The output cannot take the bytes.
+/// The output cannot be written.
 pub fn write(snapshot: &Snapshot, out: impl Write) -> io::Result<()> {
     use std::borrow::Cow;
     let mut out = GzEncoder::new(BufWriter::new(out), Compression::default());
@@ -89,7 +90,7 @@ pub fn write(snapshot: &Snapshot, out: impl Write) -> io::Result<()> {
         let alone = Heap { paths: Vec::new(), objects: None, ..heap.clone() };
         line(&FileLine::Vm(Box::new(alone)))?;
         if let Some(objects) = &heap.objects {
-            // One that has none is not one of which they are not known.
+            // No objects at all differ from objects that are not known.
             line(&FileLine::Objects(Cow::Borrowed("")))?;
             for bytes in objects.bytes().chunks(OBJECTS) {
                 line(&FileLine::Objects(Cow::Owned(digits(bytes))))?;
@@ -109,7 +110,7 @@ fn digits(bytes: &[u8]) -> String {
 }
 
 fn bytes_of(digits: &str) -> Option<Vec<u8>> {
-    /// What each byte means as a digit: there are millions of them in a file.
+    /// The value of each byte as a digit, in a table since a file has millions of digits.
     static VALUES: [u8; 256] = {
         let (mut values, mut byte) = ([NONE; 256], 0);
         while byte < 256 {
@@ -148,7 +149,7 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
     let mut lines = BufReader::new(MultiGzDecoder::new(file).take(MAX_BYTES + MAX_DIGITS));
     let mut snapshot: Option<Snapshot> = None;
     let mut text = Vec::new();
-    // The lengths of the paths of the last VM, and of all of them together.
+    // The lengths of the paths of the last VM, and of all paths together.
     let (mut lengths, mut words) = (Vec::<usize>::new(), 0_usize);
     // The bytes of all objects, and of all other lines.
     let (mut of_objects, mut others) = (0_usize, 0_u64);
@@ -266,7 +267,7 @@ mod tests {
 
     #[test]
     fn bombs_are_refused_early() {
-        // A gigabyte of blanks is a megabyte of gzip.
+        // A gigabyte of blanks takes a megabyte in gzip.
         let blanks = vec![b' '; 1 << 20];
         for piece in [&blanks[..], b"{\"vm\":[\n".as_slice()] {
             let mut out = GzEncoder::new(Vec::new(), Compression::fast());
@@ -281,7 +282,7 @@ mod tests {
         let chain: Vec<_> = (0..60_000_usize).map(|index| (index.checked_sub(1), ".step", 1, 10)).collect();
         let mut bytes = Vec::new();
         write(&Snapshot { vms: vec![heap(&chain)], ..snapshot() }, &mut bytes).unwrap();
-        // In words they would take 10 GB.
+        // As text, the paths would take 10 GB.
         let error = read(bytes.as_slice()).unwrap_err().to_string();
         assert!(error.contains("longer paths"), "{error}");
     }

@@ -1,32 +1,33 @@
-//! Which objects were met, and through which other object each was reached first: eight bytes or so for each.
+//! Records which objects the walk has met, and through which object it reached each of them first. It takes about eight
+//! bytes per object.
 
 use lj_trace_process::Maps;
 use lj_trace_streams::hash::AddrMap;
 
-/// Addresses are told apart in steps of this many bytes: every object is aligned so.
+/// The step between addresses in bytes: every object has this alignment.
 const STEP: u64 = 8;
 
-/// Bits of a place within a range.
+/// The number of bits of a place within a range.
 const PLACE_BITS: u32 = 15;
 
-/// Size of a range of addresses that share their tables.
+/// The size of a range of addresses that shares its tables, in bytes.
 const RANGE: u64 = STEP << PLACE_BITS;
 
-/// So many ranges have a number: 32 GB of heap.
+/// The most ranges: enough for 32 GB of heap.
 const MAX_RANGES: usize = (1 << (u32::BITS - PLACE_BITS)) - 1;
 
-/// Numbers from here on are those of no place.
+/// The first number that is not a place.
 pub const NO_PLACE: u32 = (MAX_RANGES as u32) << PLACE_BITS;
 
-/// What stands for the parent of an object that nothing refers to.
+/// Stands for the parent of an object without references to it.
 pub const UNREACHED: u32 = u32::MAX;
 
-/// An address that an object may have, as a number: its range, and the place within.
+/// An address that an object may have, as a number: its range, and its place within the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlaceNumber(pub u32);
 
 impl PlaceNumber {
-    /// The number of the range that it is in: a block of the memory, since both have the same size.
+    /// The number of the range. A range is as large as a block of memory.
     pub const fn range(self) -> u32 {
         self.0 >> PLACE_BITS
     }
@@ -34,20 +35,20 @@ impl PlaceNumber {
 
 const _: () = assert!(RANGE == super::blocks::BLOCK);
 
-/// Stands for the path to an object that nothing refers to.
+/// Stands for the path to an object without references to it.
 pub const GARBAGE: u32 = u32::MAX;
 
-/// Stands for the path to something that is no object of its own.
+/// Stands for the path to a part that is not an object of its own.
 pub const NO_PATH: u32 = u32::MAX - 1;
 
-/// What there is of a set of addresses.
+/// The index over a set of addresses.
 #[derive(Debug)]
 pub struct Index<'a> {
     maps: &'a Maps,
     ranges: Vec<Range>,
     numbers: AddrMap<u64, usize>,
     last: (u64, usize),
-    /// Addresses were left out since there are too many ranges.
+    /// Whether addresses were left out because there are too many ranges.
     pub overflowed: bool,
     keeps_paths: bool,
 }
@@ -57,19 +58,19 @@ struct Range {
     start: u64,
     /// A bit for each object that was met.
     met: Box<[u64]>,
-    /// A bit for each address that some list of objects leads to.
+    /// A bit for each address that is on a list of objects.
     listed: Box<[u64]>,
-    /// Objects that were met, in the order in which they were, and what led to each.
+    /// The places of the objects that were met, in the order of meeting them, and the parent of each.
     places: Vec<u16>,
     parents: Vec<u32>,
-    /// The path to each, if that is kept.
+    /// The path to each object, if paths are kept.
     paths: Vec<u32>,
 }
 
 const WORDS: usize = 1 << (PLACE_BITS - u64::BITS.trailing_zeros());
 
 impl<'a> Index<'a> {
-    /// An empty index of addresses in `maps`, which keeps the path to each object if it is told to.
+    /// An empty index of addresses in `maps`. With `keeps_paths` it keeps the path to each object.
     pub fn new(maps: &'a Maps, keeps_paths: bool) -> Self {
         let (ranges, numbers) = (Vec::new(), AddrMap::default());
         Self { maps, ranges, numbers, last: (u64::MAX, 0), overflowed: false, keeps_paths }
@@ -90,7 +91,7 @@ impl<'a> Index<'a> {
     }
 
     fn add(&mut self, start: u64, address: u64) -> Option<usize> {
-        // What was read wrongly leads anywhere.
+        // A wrong read may give any address.
         if !self.maps.find(address).is_some_and(|mapping| mapping.read && mapping.write) {
             return None;
         }
@@ -111,13 +112,13 @@ impl<'a> Index<'a> {
         self.ranges.get(range).map_or(0, |range| range.start + within as u64 * STEP)
     }
 
-    /// Whether an object was met.
+    /// Whether the object was met.
     pub fn is_met(&self, place: PlaceNumber) -> bool {
         let (range, within) = split(place);
         self.ranges.get(range).is_some_and(|range| range.met[within / 64] & 1 << (within % 64) != 0)
     }
 
-    /// Notes that an object was met, through what, and on which path; whether it was not before.
+    /// Notes that an object was met, with its parent and its path. Returns whether this is the first time.
     pub fn meet(&mut self, place: PlaceNumber, parent: u32, path: u32) -> bool {
         let (range, within) = split(place);
         let Some(range) = self.ranges.get_mut(range) else { return false };
@@ -134,7 +135,7 @@ impl<'a> Index<'a> {
         true
     }
 
-    /// Notes that a list of objects leads there.
+    /// Notes that the object is on a list.
     pub fn list(&mut self, place: PlaceNumber) {
         let (range, within) = split(place);
         if let Some(range) = self.ranges.get_mut(range) {
@@ -142,7 +143,7 @@ impl<'a> Index<'a> {
         }
     }
 
-    /// Through what an object was reached.
+    /// The parent of an object: the object through which it was reached.
     pub fn parent(&self, place: PlaceNumber) -> Option<u32> {
         let (range, within) = split(place);
         let range = self.ranges.get(range)?;
@@ -150,7 +151,7 @@ impl<'a> Index<'a> {
         range.parents.get(at).copied()
     }
 
-    /// Shows each object that was met, in the order of their addresses, with the path to it, if paths are kept.
+    /// Passes each object that was met and its path to `found`, in the order of addresses, if paths are kept.
     pub fn each_met(&self, found: &mut dyn FnMut(u64, u32)) {
         let mut order: Vec<&Range> = self.ranges.iter().collect();
         order.sort_unstable_by_key(|range| range.start);
@@ -163,7 +164,7 @@ impl<'a> Index<'a> {
         }
     }
 
-    /// Places that a list leads to, and that were not met.
+    /// Places that are on a list but were not met.
     pub fn listed_only(&self) -> Vec<PlaceNumber> {
         let mut found = Vec::new();
         for (number, range) in self.ranges.iter().enumerate() {
@@ -179,7 +180,7 @@ impl<'a> Index<'a> {
         found
     }
 
-    /// How many objects were met that no list of objects leads to.
+    /// The number of objects that were met but are on no list.
     pub fn met_only(&self) -> u64 {
         let words = |range: &Range| {
             range.met.iter().zip(&range.listed).map(|(met, listed)| (met & !listed).count_ones()).sum::<u32>()

@@ -1,4 +1,4 @@
-//! What steps from object to object are called.
+//! The names of steps from object to object.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,35 +18,35 @@ use super::edges::{Key, Step};
 use super::object::Header;
 use super::paths::{ELEMENT, PathId, Paths};
 
-/// A name is cut off after so many bytes.
+/// The longest name in bytes; longer ones are cut off.
 const MAX_NAME: usize = 60;
 
-/// Of a Lua stack, so many frames are looked at.
+/// The most frames of a Lua stack to look at.
 const MAX_FRAMES: usize = 1000;
 
-/// So many steps are remembered.
+/// The most steps to remember.
 const MAX_KNOWN: usize = 1 << 18;
 
 /// Names of slots of one coroutine's stack.
 pub type Locals = HashMap<u64, String>;
 
-/// Names steps.
+/// Makes the names of steps.
 #[derive(Debug)]
 pub struct StepLabels<'a, M> {
     blocks: &'a Blocks<M>,
     layout: VmLayout,
     prototypes: RefCell<Prototypes>,
-    /// The nodes after steps from nodes.
+    /// The node that follows each step from a node.
     known: RefCell<AddrMap<(u32, u64, u32), PathId>>,
 }
 
 impl<'a, M: ReadSome> StepLabels<'a, M> {
-    /// For the objects of a VM with this layout.
+    /// Names for the objects of a VM with this layout.
     pub fn new(blocks: &'a Blocks<M>, layout: VmLayout) -> Self {
         Self { blocks, layout, prototypes: RefCell::default(), known: RefCell::default() }
     }
 
-    /// The node after a step, in which elements are not told apart.
+    /// The node after a step. All elements of a list share one node.
     pub fn follow(&self, paths: &mut Paths, from: PathId, step: &Step, locals: &Locals) -> PathId {
         let (number, more) = match *step {
             Step::Same => return from,
@@ -84,7 +84,7 @@ impl<'a, M: ReadSome> StepLabels<'a, M> {
         general
     }
 
-    /// The step in words, as they follow those of the object that it leads from: `.name`, `[3]`, ` (metatable)`.
+    /// The step as text, to be appended to the text of the previous object: `.name`, `[3]`, ` (metatable)`.
     pub fn text(&self, step: &Step, locals: &Locals) -> String {
         match *step {
             Step::Same => String::new(),
@@ -130,13 +130,13 @@ impl<'a, M: ReadSome> StepLabels<'a, M> {
         prototype.upvalues.get(index as usize).filter(|name| !name.is_empty()).cloned()
     }
 
-    /// A prototype of the target.
+    /// The prototype at an address of the target.
     pub fn prototype(&self, address: u64) -> Option<Arc<Prototype>> {
         let key = Prototype::key_at(self.blocks, &self.layout, address).ok()?;
         self.prototypes.borrow_mut().get(self.blocks, &self.layout, key).ok()
     }
 
-    /// Names of the variables on a coroutine's stack, by the addresses of their slots.
+    /// The names of the variables on a coroutine's stack, by the addresses of their slots.
     pub fn locals(&self, thread: &Header) -> Locals {
         let l = &self.layout;
         let mut locals = Locals::new();
@@ -146,7 +146,7 @@ impl<'a, M: ReadSome> StepLabels<'a, M> {
             return locals;
         };
         let cframe = cframe & !CFRAME_FLAGS;
-        // What the C frame saved is right if the innermost frame is a Lua function that has called the VM.
+        // The value that the C frame has saved is right if the innermost frame is a Lua function that has called the VM.
         let saved = || self.blocks.read_ref(l.is_gc64(), field(cframe, l.cframe_pc)).unwrap_or(0);
         let pc = if cframe == 0 { 0 } else { saved() };
         let (mut walk, mut memo) = (Walk::default(), Memo::default());
@@ -175,7 +175,7 @@ impl<'a, M: ReadSome> StepLabels<'a, M> {
         object.type_byte(self.layout.is_gc64()) == Some(gct::THREAD)
     }
 
-    /// What an object is, in a few words: a string's beginning, a function's place.
+    /// A short description of an object: the beginning of a string, or the location of a function.
     pub fn preview(&self, object: &Header) -> String {
         let l = &self.layout;
         let gc64 = l.is_gc64();

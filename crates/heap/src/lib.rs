@@ -1,12 +1,11 @@
-//! A snapshot of a Lua heap from outside: what objects there are, how many bytes each type accounts for, which are the
-//! largest, and what keeps them alive.
+//! A snapshot of a Lua heap from outside: its objects, the bytes of each type, the largest objects, and what keeps them
+//! alive.
 //!
-//! [`take()`] copies the memory of the process, once and in large pieces ([`mod@copy`]), and walks the heap in the copy as
-//! LuaJIT's collector would ([`mod@walk`], over [`edges`], in [`blocks`] of which a bounded number is kept in memory), and
-//! measures each object as it would be freed ([`object`]). With what belongs to the VM itself
-//! ([`overhead`]), it all adds up to `gc.total`, to the byte if the process stands still. Of the objects only sums by
-//! [type](object::Kind) and by [path](paths) are kept, and of each one a few bytes ([`index`]), so that heaps of
-//! gigabytes need little memory here.
+//! [`take()`] copies the memory of the process once, in large pieces ([`mod@copy`]). Then it walks the heap in the copy as
+//! LuaJIT's collector would ([`mod@walk`], over [`edges`]), and keeps only a bounded number of [`blocks`] in memory. It
+//! measures each object as LuaJIT would free it ([`object`]). Objects and the VM's own blocks ([`overhead`]) add up to
+//! `gc.total`, to the byte if the process is stopped. The snapshot keeps sums by [type](object::Kind) and by [path](paths),
+//! and a few bytes per object ([`index`]), so that heaps of gigabytes need little memory here.
 
 mod arch;
 pub mod biggest;
@@ -58,18 +57,18 @@ use self::snapshot::{AskedObject, BigObject, PathRow, TypeRow};
 use self::walk::{Walked, Walker};
 use self::watchdog::Watchdog;
 
-/// What to look at, and how.
+/// What to take a snapshot of, and how.
 #[derive(Clone, Debug, Default)]
 pub struct HeapOptions {
-    /// Stop the process, for this long at most.
+    /// Stop the process, at most for this long; [`None`] does not stop it.
     pub pause: Option<Duration>,
-    /// Name so many of the largest strings and tables.
+    /// How many of the largest strings and tables to list.
     pub top: usize,
-    /// Show the paths to these objects.
+    /// Show the paths to the objects at these addresses.
     pub addresses: Vec<u64>,
-    /// Keep what tells later which objects are the same ones.
+    /// Keep data about each object, so that a later snapshot can tell which objects are the same.
     pub objects: bool,
-    /// Where there is room for a copy of the heap: the first folder that takes it.
+    /// Folders for a copy of the heap. The first folder that takes the copy gets it.
     pub folders: Vec<PathBuf>,
 }
 
@@ -87,29 +86,29 @@ pub enum HeapError {
     Store(#[from] CopyStoreError),
 }
 
-/// How far a snapshot is.
+/// The progress of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Memory is copied.
+    /// The memory is being copied.
     Copying {
-        /// So many bytes are.
+        /// The bytes copied so far.
         done: u64,
-        /// There are so many.
+        /// The bytes to copy.
         all: u64,
     },
-    /// The copy is looked through.
+    /// The copy is being walked.
     Walking {
-        /// So many objects were seen.
+        /// The objects seen so far.
         objects: u64,
     },
 }
 
-/// Takes a snapshot of the heaps of `vms`. `progress` is told how far it is, now and then.
+/// Takes a snapshot of the heaps of `vms`. Calls `progress` from time to time.
 ///
-/// The process stands still, if it is asked to, only while its memory is copied.
+/// If the process is to be stopped, it is stopped only while its memory is copied.
 ///
 /// # Errors
-/// [`HeapError`] if the process is to be stopped and cannot be, or is gone, or there is no room for a copy of its heap.
+/// [`HeapError`] if the process cannot be stopped as requested, is gone, or there is no room for a copy of its heap.
 pub fn take(
     process: &Process,
     vms: &[Vm],
@@ -122,7 +121,7 @@ pub fn take(
     let (copied, stood, before, after) = std::thread::scope(|scope| {
         let watchdog = options.pause.map(|limit| Watchdog::stop(scope, process, limit)).transpose()?;
         let before = totals();
-        // Mapped memory changes until the process stands still.
+        // Read the mappings again: they could change until the process stopped.
         let maps = process.maps()?;
         let copied = HeapCopy::take(plan, maps, &mut |done, all| progress(Stage::Copying { done, all }))?;
         let after = totals();
@@ -149,7 +148,7 @@ pub fn take(
     })
 }
 
-/// `gc.total` of a VM at this moment.
+/// The current `gc.total` of a VM.
 fn total(process: &Process, vm: &Vm) -> u64 {
     process.memory().read_ref(vm.layout.is_gc64(), field(vm.global, vm.layout.g_gc_total)).unwrap_or(0)
 }

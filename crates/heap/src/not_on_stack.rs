@@ -1,6 +1,6 @@
-//! The target's memory without what lies below its stack: a read there is no different from the program's own, for kernels
-//! before Linux 6.5, and makes the stack grow; later ones refuse it, with a warning in their log (`gup_vma_lookup`,
-//! `mm/gup.c`). Blocks that are read as a whole may lie on both sides of the stack's lowest page.
+//! The target's memory without the area below its stack. Kernels before Linux 6.5 treat a read there like one of the
+//! program itself, so that the stack grows. Later kernels refuse it, with a warning in their log (`gup_vma_lookup`,
+//! `mm/gup.c`). A block that is read as a whole may lie on both sides of the stack's lowest page.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use lj_trace_process::{Maps, ProcessMemory};
 
 use super::blocks::ReadSome;
 
-/// Memory of a process that has one stack which grows: that of its first thread.
+/// The memory of a process with one stack that grows: the stack of its first thread.
 #[derive(Debug)]
 pub struct NotOnStack<M = ProcessMemory> {
     memory: M,

@@ -1,4 +1,4 @@
-//! One object: its type, and how many bytes of `gc.total` it accounts for.
+//! One object: its type, and the bytes that it accounts for in `gc.total`.
 //!
 //! LuaJIT's sources: [`gc_freefunc`], [`CTState`], [`lj_tab_free`], [`lj_udata_free`], [`lj_bufx_free`],
 //! [`lj_cdata_free`], [`ctype_raw`], [`ctype_hassize`], [`lj_trace_free`].
@@ -22,10 +22,10 @@ use serde::{Deserialize, Serialize};
 
 use super::blocks::{Blocks, ReadSome};
 
-/// Type byte of `GCcdata`.
+/// The type byte of `GCcdata`.
 pub const CDATA: u8 = 10;
 
-/// What an object is.
+/// The type of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -35,7 +35,7 @@ pub enum Kind {
     String,
     /// A closure of a Lua function.
     LuaFunction,
-    /// A C function, or one of LuaJIT's library.
+    /// A C function, or a function of LuaJIT's own library.
     CFunction,
     /// A variable that closures share.
     Upvalue,
@@ -52,7 +52,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All types of objects, in the order in which they are shown where nothing else orders them.
+    /// All types of objects, in their default order.
     pub const ALL: [Self; 10] = [
         Self::Table,
         Self::String,
@@ -66,7 +66,7 @@ impl Kind {
         Self::Trace,
     ];
 
-    /// Its name.
+    /// The name of the type.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Table => "table",
@@ -82,7 +82,7 @@ impl Kind {
         }
     }
 
-    /// The type of that name, as a command line gives it: `table`, `lua-function`.
+    /// The type with this name, as on a command line: `table`, `lua-function`.
     pub fn of_name(name: &str) -> Option<Self> {
         let plain = |name: &str| name.to_ascii_lowercase().replace(['-', '_', ' '], "");
         let is_it = |kind: &Self| plain(kind.name()) == plain(name);
@@ -90,13 +90,13 @@ impl Kind {
     }
 }
 
-/// The most bytes of an object's beginning that anything here looks at.
+/// The most bytes of an object's beginning that any code here needs.
 const HEADER: usize = 128;
 
-/// An object's beginning, as it was read.
+/// The beginning of an object, as it was read.
 #[derive(Clone, Copy, Debug)]
 pub struct Header {
-    /// Where the object is.
+    /// The address of the object.
     pub address: u64,
     bytes: [u8; HEADER],
     length: usize,
@@ -110,7 +110,7 @@ impl Header {
         (gct::STR..=gct::UDATA).contains(&header.gct(shape)?).then_some(header)
     }
 
-    /// Reads the beginning of whatever is at `address`.
+    /// Reads the beginning of whatever is at `address`, without the cache.
     pub fn read_directly(memory: &impl ReadSome, address: u64) -> Self {
         let mut header = Self { address, bytes: [0; HEADER], length: 0 };
         header.length = memory.read_some(address, &mut header.bytes);
@@ -121,42 +121,42 @@ impl Header {
         &self.bytes[..self.length]
     }
 
-    /// Its type byte, whose place the width of references tells.
+    /// The type byte. The width of references determines its offset.
     pub fn type_byte(&self, gc64: bool) -> Option<u8> {
         self.u8(lj_trace_luajit::object::marked_offset(gc64) + 1)
     }
 
-    /// Its type byte.
+    /// The type byte.
     pub fn gct(&self, shape: &Shape) -> Option<u8> {
         self.u8(shape.gct())
     }
 
-    /// A byte of it.
+    /// The byte at offset `at`.
     pub fn u8(&self, at: u64) -> Option<u8> {
         plain_at(self.bytes(), at)
     }
 
-    /// 16 bits of it.
+    /// The 16 bits at offset `at`.
     pub fn u16(&self, at: u64) -> Option<u16> {
         plain_at(self.bytes(), at)
     }
 
-    /// 32 bits of it.
+    /// The 32 bits at offset `at`.
     pub fn u32(&self, at: u64) -> Option<u32> {
         plain_at(self.bytes(), at)
     }
 
-    /// 64 bits of it.
+    /// The 64 bits at offset `at`.
     pub fn u64(&self, at: u64) -> Option<u64> {
         plain_at(self.bytes(), at)
     }
 
-    /// A reference in it.
+    /// The reference at offset `at`.
     pub fn reference(&self, shape: &Shape, at: u64) -> Option<u64> {
         if shape.gc64() { self.u64(at) } else { self.u32(at).map(u64::from) }
     }
 
-    /// The object behind it in its list (`nextgc`).
+    /// The next object in the object's list (`nextgc`).
     pub fn next(&self, shape: &Shape) -> u64 {
         self.reference(shape, 0).unwrap_or(0)
     }
@@ -165,9 +165,9 @@ impl Header {
 /// An object's type and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
-    /// What it is.
+    /// The type.
     pub kind: Kind,
-    /// The bytes that are freed with it.
+    /// The bytes that LuaJIT frees with the object.
     pub bytes: u64,
 }
 
@@ -176,11 +176,11 @@ pub struct Measured {
 pub struct Scales<'a, M> {
     blocks: &'a Blocks<M>,
     shape: Shape,
-    /// Table of C types and its length.
+    /// The address of the table of C types, and its length.
     ctypes: (u64, u64),
-    /// No object is larger than the heap.
+    /// The size of the heap: no object is larger.
     limit: u64,
-    /// Sizes of the payload by type, without variable parts.
+    /// The sizes of cdata payloads by C type, without variable parts.
     payloads: std::cell::RefCell<AddrMap<u32, Option<u64>>>,
 }
 
@@ -192,12 +192,12 @@ impl<'a, M: ReadSome> Scales<'a, M> {
         let table = if state == 0 { 0 } else { blocks.read(state).unwrap_or(0) };
         let count: u32 = if state == 0 { 0 } else { blocks.read(state.wrapping_add(12)).unwrap_or(0) };
         let total = blocks.read_ref(shape.gc64(), global.wrapping_add(shape.layout.g_gc_total.into()));
-        // A heap that is not stopped may have grown since it was read.
+        // A heap that is not stopped may have grown since its size was read.
         let limit = total.unwrap_or(0).saturating_mul(2).max(1 << 20);
         Self { blocks, shape, ctypes: (table, count.into()), limit, payloads: Default::default() }
     }
 
-    /// What an object is and what it accounts for; [`None`] if its fields cannot be those of an object.
+    /// The type and size of an object; [`None`] if its fields cannot belong to an object.
     pub fn measure(&self, object: &Header) -> Option<Measured> {
         let s = &self.shape;
         let l = &s.layout;
@@ -229,7 +229,7 @@ impl<'a, M: ReadSome> Scales<'a, M> {
         (bytes <= self.limit).then_some(Measured { kind, bytes })
     }
 
-    /// `lj_tab_free`: the hash part, the array part, the table itself, with which the array part may be one block.
+    /// `lj_tab_free`: the hash part, the array part, and the table itself. The table and its array part may be one block.
     fn table(&self, object: &Header) -> Option<u64> {
         let s = &self.shape;
         let array = u64::from(object.u32(s.layout.tab_asize.into())?);
@@ -244,7 +244,7 @@ impl<'a, M: ReadSome> Scales<'a, M> {
         Some(s.table + nodes + separate + together)
     }
 
-    /// `lj_udata_free`; a string buffer has a block of its own, unless it only borrows one (`lj_bufx_free`).
+    /// `lj_udata_free`. A string buffer has a block of its own, unless it only borrows one (`lj_bufx_free`).
     fn userdata(&self, object: &Header) -> Option<u64> {
         let s = &self.shape;
         let length = u64::from(object.u32(s.udata_len())?);
@@ -269,7 +269,8 @@ impl<'a, M: ReadSome> Scales<'a, M> {
 
     /// `lj_cdata_free`.
     fn cdata(&self, object: &Header) -> Option<u64> {
-        /// Of variable size, or aligned more than usual: described by what lies before the object (`GCcdataVar`).
+        /// Marks cdata of variable size or with more than the usual alignment: `GCcdataVar`, before the object, describes
+        /// it.
         const VARIABLE: u8 = 0x80;
         let s = &self.shape;
         if object.u8(s.marked())? & VARIABLE != 0 {
@@ -286,7 +287,7 @@ impl<'a, M: ReadSome> Scales<'a, M> {
         Some(s.cdata + payload?)
     }
 
-    /// Size of the payload of cdata of a type (`ctype_raw`, `ctype_hassize`, `lj_ctype.h`).
+    /// The size of the payload of cdata of a type (`ctype_raw`, `ctype_hassize`, `lj_ctype.h`).
     fn payload(&self, ctype: u32) -> Option<u64> {
         const ATTRIBUTE: u32 = 8;
         const LAST_WITH_SIZE: u32 = 5;

@@ -1,7 +1,7 @@
-//! Each object of a heap in a few bytes: what tells in a later snapshot which objects are the same ones.
+//! Keeps each object of a heap in a few bytes, so that a later snapshot can tell which objects are the same.
 //!
-//! An object is the same if it is at the same address, of the same type and size, and has the same contents where these
-//! do not change: addresses are used again. Tables, coroutines and userdata may have grown meanwhile.
+//! An object is the same if it has the same address, type and size, and the same contents in those parts that never change.
+//! The address alone is not enough, since addresses are reused. Tables, coroutines and userdata may have grown meanwhile.
 
 use lj_trace_common::layout::gct;
 use lj_trace_luajit::Vm;
@@ -13,26 +13,26 @@ use super::index::{GARBAGE, NO_PATH};
 use super::object::{Header, Kind, Scales};
 use super::walk::Walked;
 
-/// Objects are told apart as long as they take no more bytes than these: some eight million.
+/// The most bytes for all objects of a heap. That is enough for about eight million objects.
 pub const MAX_BYTES: usize = 32 << 20;
 
 /// An object of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// Where it is.
+    /// The address of the object.
     pub address: u64,
-    /// What it is.
+    /// The type of the object.
     pub kind: Kind,
-    /// The bytes that it accounts for.
+    /// The bytes that it accounts for in `gc.total`.
     pub bytes: u64,
-    /// The path by which it is kept alive, as its number in the snapshot; none if it is garbage.
+    /// The number in the snapshot of the path that keeps it alive; [`None`] if it is garbage.
     pub path: Option<u32>,
-    /// What does not change as long as it is the same object.
+    /// A hash of the contents that do not change during the object's life.
     pub mark: u16,
 }
 
 impl Object {
-    /// Whether an object of a later snapshot is this one.
+    /// Whether `later`, an object of a later snapshot, is the same object.
     pub fn is(&self, later: &Self) -> bool {
         let grows = matches!(self.kind, Kind::Table | Kind::Thread | Kind::Userdata);
         let same = self.address == later.address && self.kind == later.kind && self.mark == later.mark;
@@ -42,25 +42,25 @@ impl Object {
 
 /// All objects of a heap, in the order of their addresses.
 ///
-/// Each is the distance from the one before it, in steps of 8 bytes, what it is like, and its mark, if its type has one.
-/// What it is like, that is its type, size and path, is a number of one byte if another one like it was there lately.
+/// Each object is stored as the distance from the previous one, in steps of 8 bytes, its properties, and its mark, if its
+/// type has one. The properties (type, size and path) take one byte if a recent object had the same ones.
 #[derive(Clone, Debug, Default)]
 pub struct Objects {
     bytes: Vec<u8>,
-    /// Address of the object that was added last.
+    /// The address of the last object.
     last: u64,
     known: Known,
 }
 
-/// What an object is like: its size and type, and its path.
+/// The properties of an object: its size and type, and its path.
 type Like = (u64, u64);
 
-/// What objects were like lately.
+/// The properties of recent objects.
 #[derive(Clone, Debug)]
 struct Known([Like; Self::COUNT]);
 
 impl Known {
-    /// This number stands for something else than was there lately.
+    /// The number of slots. As a code, it stands for properties that are not in a slot.
     const COUNT: usize = 127;
 
     fn slot(like: Like) -> usize {
@@ -80,11 +80,11 @@ impl PartialEq for Objects {
     }
 }
 
-/// Bits of a number that tell the type; the others are its size.
+/// The number of bits of the type. The other bits are the size.
 const KIND_BITS: u32 = 4;
 
 impl Objects {
-    /// Those of a heap that was walked; [`None`] if there are too many.
+    /// The objects of a walked heap; [`None`] if there are too many.
     pub fn of<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, walked: &Walked<'_>) -> Option<Self> {
         let shape = Shape::new(vm.layout);
         let scales = Scales::new(blocks, shape, vm.global);
@@ -105,7 +105,7 @@ impl Objects {
         fits.then_some(objects)
     }
 
-    /// Adds an object behind all others; whether there was room for it.
+    /// Adds an object after all others; returns whether there was room for it.
     pub fn add(&mut self, object: Object) -> bool {
         number(&mut self.bytes, object.address.wrapping_sub(self.last) / 8);
         let like = (object.bytes << KIND_BITS | object.kind as u64, object.path.map_or(0, |path| u64::from(path) + 1));
@@ -125,18 +125,18 @@ impl Objects {
         self.bytes.len() <= MAX_BYTES
     }
 
-    /// What they are in a file.
+    /// The objects as bytes, for a file.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Those that a file has; whether there is room for so many.
+    /// Adds objects from the bytes of a file; returns whether there was room for them.
     pub fn extend(&mut self, bytes: &[u8]) -> bool {
         self.bytes.extend_from_slice(bytes);
         self.bytes.len() <= MAX_BYTES
     }
 
-    /// All of them. What somebody has made up ends where it makes no sense.
+    /// All objects. The bytes of a file may be invalid: the iteration ends where they make no sense.
     pub fn iter(&self) -> impl Iterator<Item = Object> {
         let (mut rest, mut address, mut known) = (self.bytes.as_slice(), 0_u64, Known::default());
         std::iter::from_fn(move || {
@@ -187,15 +187,15 @@ fn read_number(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// Whether objects of a type have a mark.
+/// Whether objects of this type have a mark.
 const fn has_mark(kind: Kind) -> bool {
     matches!(kind, Kind::Table | Kind::String | Kind::LuaFunction | Kind::CFunction | Kind::Prototype)
 }
 
-/// What does not change as long as an object is the same: a string's text, the prototype of a closure, the fields of a
-/// small table.
+/// A hash of the contents that do not change during an object's life: a string's text, the prototype of a closure, the
+/// fields of a small table.
 fn mark<M: ReadSome>(blocks: &Blocks<M>, shape: &Shape, edges: &ObjectEdges<'_, M>, object: &Header) -> u16 {
-    /// Of a longer string, so much of both its ends tells.
+    /// The number of bytes at each end of a long string that the hash covers.
     const END: u64 = 1 << 10;
     let l = &shape.layout;
     let word = |at: u16| u64::from(object.u32(at.into()).unwrap_or(0));
@@ -218,12 +218,12 @@ fn mark<M: ReadSome>(blocks: &Blocks<M>, shape: &Shape, edges: &ObjectEdges<'_, 
     }
 }
 
-/// A number of up to eight bytes.
+/// A number of up to eight bytes, little-endian.
 fn little(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
-/// Both numbers in one that hardly any others give (the finalizer of `MurmurHash3`).
+/// Mixes both numbers into one that hardly any other pair gives (the finalizer of `MurmurHash3`).
 pub const fn mixed(sum: u64, number: u64) -> u64 {
     let mut mixed = (sum.rotate_left(5) ^ number).wrapping_mul(0xff51_afd7_ed55_8ccd);
     mixed ^= mixed >> 33;

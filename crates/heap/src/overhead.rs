@@ -1,4 +1,4 @@
-//! What `gc.total` counts besides objects: the blocks that belong to the VM itself.
+//! The VM's own blocks, which `gc.total` counts besides objects.
 //!
 //! LuaJIT's sources: [`close_state`], [`lj_str_freetab`], [`lj_str_resize`], [`lj_ctype_freestate`], [`ct_hashtype`],
 //! [`hashrot`], [`lj_trace_freestate`], [`jit_State`], [`J->k64`], [`lj_lightud_intern`].
@@ -23,16 +23,16 @@ use serde::{Deserialize, Serialize};
 
 use super::blocks::{Blocks, ReadSome};
 
-/// Bytes that are not those of an object.
+/// A block of the VM that is not an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overhead {
-    /// What they are.
+    /// What the block is.
     pub name: String,
-    /// How many there are.
+    /// The size of the block in bytes.
     pub bytes: u64,
 }
 
-/// The blocks of `vm` that are no objects, as `lj_state.c`, `lj_str.c`, `lj_ctype.c` and `lj_trace.c` free them.
+/// The blocks of `vm` that are not objects, as `lj_state.c`, `lj_str.c`, `lj_ctype.c` and `lj_trace.c` free them.
 pub fn read<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Vec<Overhead> {
     let parts = [
         ("global state", global_state(vm)),
@@ -46,7 +46,7 @@ pub fn read<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Vec<Over
     there.filter(|(_, bytes)| *bytes > 0).map(|(name, bytes)| Overhead { name: name.to_owned(), bytes }).collect()
 }
 
-/// `GG_State`, without the main thread in it, which is an object.
+/// The size of `GG_State` without the main thread in it, which is an object.
 fn global_state(vm: &Vm) -> Option<u64> {
     vm.first_block_size()?.checked_sub(vm.layout.sizeof_l.into())
 }
@@ -61,7 +61,7 @@ fn temporary_buffer<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> 
         Buffer::Sized { size } => blocks.read::<u32>(vm.global.wrapping_add(size)).ok().map(u64::from),
         Buffer::Ends { start, pointer } => {
             let read = |index: u64| blocks.read_ref(pointer == 8, vm.global.wrapping_add(start + index * pointer)).ok();
-            // The writing position lies between them.
+            // The write position lies between begin and end.
             let (at, end, begin) = (read(0)?, read(1)?, read(2)?);
             (begin..=end).contains(&at).then(|| end - begin)
         }
@@ -76,17 +76,17 @@ fn c_types<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Option<u6
     }
     let types: u32 = blocks.read(state.wrapping_add(12)).ok()?;
     let hash = c_type_hash(blocks, shape, state)?;
-    // Before it, the state of callbacks ends: cbid, sizeid, topid, slot, padding.
+    // The state of callbacks ends before the hash table: cbid, sizeid, topid, slot, padding.
     let callbacks: u32 = blocks.read(state.wrapping_add(hash - 16)).ok()?;
     Some(hash + C_TYPE_HASH + shape.ctype * u64::from(types) + 2 * u64::from(callbacks))
 }
 
-/// Size of `CTState.hash`, its last field: `CTypeID1 hash[CTHASH_SIZE]`.
+/// The size of `CTState.hash`, its last field: `CTypeID1 hash[CTHASH_SIZE]`.
 const C_TYPE_HASH: u64 = 2 * 128;
 
-/// Where in the `CTState` at `state` the hash table of types begins: before it lie as many arguments of callbacks as a
-/// fork has registers for, and a reference that was moved elsewhere in 2023. It is where the hash of a type leads to
-/// that type.
+/// The offset of the hash table of types in the `CTState` at `state`. The offset varies: the argument registers of
+/// callbacks come before it, and their number depends on the fork; a reference there was moved elsewhere in 2023. The right
+/// offset is the one where the hash of a type leads to that type.
 fn c_type_hash<M: ReadSome>(blocks: &Blocks<M>, shape: &Shape, state: u64) -> Option<u64> {
     /// The first types are numbers, which every build has.
     const TYPES: u32 = 24;
@@ -141,13 +141,13 @@ fn jit_compiler<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Opti
     let table = field(jit_state, l.j_trace);
     let buffers = [8, 0].into_iter().find_map(|gap| JitBuffers::read(blocks, table.wrapping_sub(gap)))?;
     let JitBuffers { code, snapshots, map } = buffers;
-    // Where it is not known, nothing was recorded yet.
+    // If the size of snapshots is not known, nothing was recorded yet.
     let snapshots = if l.sizeof_snap == ABSENT { 0 } else { snapshots * u64::from(l.sizeof_snap) };
     let constants = if l.bytecode_set == BytecodeSet::V20 as u16 { old_constants(blocks, table) } else { 0 };
     Some(8 * code + snapshots + 4 * map + constants + shape.reference * u64::from(traces))
 }
 
-/// Lengths of the buffers that traces are recorded into.
+/// The lengths of the buffers that traces are recorded into.
 struct JitBuffers {
     code: u64,
     snapshots: u64,
@@ -155,22 +155,22 @@ struct JitBuffers {
 }
 
 impl JitBuffers {
-    /// Reads them from `jit_State`: irbuf, irtoplim, irbotlim, loopref, sizesnap, snapbuf, snapmapbuf, sizesnapmap,
-    /// postproc (`lj_jit.h`) end at `end`. In 2.1, `retryrec` lies between them and the table of traces.
+    /// Reads the lengths from `jit_State`: irbuf, irtoplim, irbotlim, loopref, sizesnap, snapbuf, snapmapbuf, sizesnapmap,
+    /// postproc (`lj_jit.h`) end at `end`. In 2.1, `retryrec` lies between these fields and the table of traces.
     fn read<M: ReadSome>(blocks: &Blocks<M>, end: u64) -> Option<Self> {
         let number = |distance: u64| blocks.read::<u32>(end.wrapping_sub(distance)).ok().map(u64::from);
         let (top, bottom) = (number(40)?, number(36)?);
         let found = Self { code: top.checked_sub(bottom)?, snapshots: number(28)?, map: number(8)? };
-        // References to intermediate code have 16 bits; traces have 500 snapshots at most, unless told otherwise.
+        // References to intermediate code have 16 bits. Traces have at most 500 snapshots by default.
         (top <= 1 << 17 && found.snapshots < 1 << 17 && found.map < 1 << 24).then_some(found)
     }
 }
 
-/// 64-bit constants of traces, which 2.0 keeps in a list of blocks (`J->k64`, `lj_ir.c`).
+/// 64-bit constants of traces. LuaJIT 2.0 keeps them in a list of blocks (`J->k64`, `lj_ir.c`).
 fn old_constants<M: ReadSome>(blocks: &Blocks<M>, table: u64) -> u64 {
     /// `K64Array`: next, number, 16 constants.
     const BLOCK: u64 = 8 + 16 * 8;
-    /// From the list to the table of traces: itself, `ksimd`, and the buffers.
+    /// The distance from the head of the list to the table of traces: the head itself, `ksimd`, and the buffers.
     const DISTANCE: u64 = 4 + 5 * 8 + 48;
     let mut at = blocks.read::<u32>(table.wrapping_sub(DISTANCE)).unwrap_or(0);
     let mut count = 0;
@@ -181,7 +181,7 @@ fn old_constants<M: ReadSome>(blocks: &Blocks<M>, table: u64) -> u64 {
     count * BLOCK
 }
 
-/// Upper halves of light userdata (`lj_lightud_intern`).
+/// The table of upper halves of light userdata (`lj_lightud_intern`).
 fn light_userdata<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Option<u64> {
     let segments = blocks.read_ref(shape.gc64(), vm.global.wrapping_add(shape.light_userdata_segments()?)).ok()?;
     let last: u8 = blocks.read(field(vm.global, vm.layout.g_gc_state).wrapping_add(2)).ok()?;

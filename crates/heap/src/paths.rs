@@ -1,6 +1,6 @@
-//! The retention paths, through which objects are kept alive, summed up: `globals.sessions[*].user`.
+//! Retention paths, which keep objects alive, with sums for each: `globals.sessions[*].user`.
 //!
-//! A tree whose nodes are steps from a root on. All elements of a list are one step `[*]`, so that a list of a
+//! The paths form a tree whose nodes are steps from a root. All elements of a list are one step `[*]`, so that a list of a
 //! million sessions is one node, and the tree stays small.
 
 use std::cmp::Ordering;
@@ -10,25 +10,25 @@ use lj_trace_streams::hash::AddrMap;
 
 use super::object::Kind;
 
-/// A node of [`Paths`], by number.
+/// The number of a node in [`Paths`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PathId(pub u32);
 
-/// So many nodes there may be: what lies beyond counts with the node before it.
+/// The most nodes. Objects beyond them count for the previous node.
 const MAX_NODES: usize = 1 << 16;
 
-/// A node with so many children takes all further ones as `[*]`.
+/// The most children of a node. Further children become `[*]`.
 const MAX_CHILDREN: u32 = 512;
 
-/// Deeper paths count with the node there.
+/// The greatest depth. Objects on deeper paths count for the node there.
 const MAX_DEPTH: u16 = 60;
 
-/// Count and bytes.
+/// A number of objects and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldSum {
-    /// How many objects.
+    /// The number of objects.
     pub count: u64,
-    /// How many bytes they account for.
+    /// The bytes that they account for.
     pub bytes: u64,
 }
 
@@ -38,22 +38,23 @@ impl HeldSum {
         *self = self.and(1, bytes);
     }
 
-    /// With so many more objects of so many bytes; sums of a file that somebody has made up stay at the largest number.
+    /// The sum with `count` more objects of `bytes` more bytes. It saturates, since a manipulated file may have any
+    /// numbers.
     #[must_use]
     pub fn and(self, count: u64, bytes: u64) -> Self {
         Self { count: self.count.saturating_add(count), bytes: self.bytes.saturating_add(bytes) }
     }
 }
 
-/// A step, and what it leads to.
+/// A step of a path.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// The node before it; a root is its own.
+    /// The previous node. A root is its own parent.
     pub parent: PathId,
     label: u32,
     depth: u16,
     children: u32,
-    /// What is held through it, and through no step further: by [`Kind`].
+    /// Objects that are held through this node and no further step, by [`Kind`].
     pub held: [HeldSum; Kind::ALL.len()],
 }
 
@@ -64,7 +65,7 @@ pub struct Paths {
     labels: Vec<Arc<str>>,
     label_ids: AddrMap<Arc<str>, u32>,
     steps: AddrMap<(u32, u32), PathId>,
-    /// The tree is full: some paths are not told apart.
+    /// Whether the tree is full, so that it does not distinguish all paths.
     pub cut: bool,
 }
 
@@ -92,8 +93,8 @@ impl Paths {
 
     /// The node one step after `from`.
     ///
-    /// Where the last two steps have been made before on the path (`list.next.next`, a tree's `left.right`), it goes on
-    /// from there, so that lists and trees of any depth have a few nodes.
+    /// If the path already has the last two steps in the same order (`list.next.next`, a tree's `left.right`), continues
+    /// from that earlier node, so that lists and trees of any depth have only a few nodes.
     pub fn step(&mut self, from: PathId, label: &str) -> PathId {
         let Some(node) = self.nodes.get(from.0 as usize) else { return from };
         let (crowded, deep) = (node.children >= MAX_CHILDREN, node.depth >= MAX_DEPTH);
@@ -135,21 +136,21 @@ impl Paths {
         }
     }
 
-    /// Notes an object that is held through a node.
+    /// Adds an object that is held through a node.
     pub fn add(&mut self, path: PathId, kind: Kind, bytes: u64) {
         if let Some(node) = self.nodes.get_mut(path.0 as usize) {
             node.held[kind as usize].add(bytes);
         }
     }
 
-    /// All nodes, each after the one before it.
+    /// All nodes, each after its parent.
     pub fn nodes(&self) -> impl Iterator<Item = (PathId, &Node, &str)> {
         let label = |node: &Node| self.labels.get(node.label as usize).map_or("", |label| label);
         self.nodes.iter().enumerate().map(move |(index, node)| (PathId(index as u32), node, label(node)))
     }
 
-    /// Which of two paths is rather shown, where both are as short: by the root, then by the names of their steps. That does
-    /// not depend on which was found first.
+    /// Which of two equally short paths to prefer: the order is by root, then by the names of their steps. So the choice
+    /// does not depend on which path was found first.
     pub fn compare(&self, one: PathId, other: PathId) -> Ordering {
         if one == other {
             return Ordering::Equal;
@@ -171,7 +172,7 @@ impl Paths {
         (at, labels)
     }
 
-    /// A path in words: `globals.sessions[*]`.
+    /// A path as text: `globals.sessions[*]`.
     pub fn text(&self, path: PathId) -> String {
         let mut labels = Vec::new();
         let mut at = path;

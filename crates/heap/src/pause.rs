@@ -1,10 +1,10 @@
-//! A process that stands still, for as long as somebody looks at it.
+//! Stops a process for the time of a look at it.
 //!
-//! It is stopped by ptrace (`PTRACE_SEIZE`, `PTRACE_INTERRUPT`), since of all ways to stop a process this is the only
-//! one that ends with whoever does it: when lj-trace exits, however that happens, the kernel detaches it, and the
-//! process goes on. After `SIGSTOP` or in a frozen cgroup, it would stand still until somebody else finds out. Nor does
-//! its parent notice anything. What it does notice, as with the other two: a system call that waits may return early,
-//! with `EINTR` where signal(7) says that it does (`epoll_wait`).
+//! ptrace stops the process (`PTRACE_SEIZE`, `PTRACE_INTERRUPT`). Of all ways to stop a process, only this one ends with
+//! its caller: when lj-trace exits, no matter how, the kernel detaches it, and the process goes on. After `SIGSTOP` or in a
+//! frozen cgroup, the process would stay stopped until someone notices. The parent of the process sees nothing of ptrace,
+//! either. The process itself does see one effect, as with the other two ways: a waiting system call may return early with
+//! `EINTR` if signal(7) says so (`epoll_wait`).
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::arch;
 /// Why a process cannot be stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum PauseError {
-    /// Somebody else traces it, or it is not permitted.
+    /// Another process traces it, or lj-trace lacks the permission.
     #[error(
         "cannot stop process {pid}: {source} (a debugger, strace, or the setting kernel.yama.ptrace_scope may be in the \
          way; without --pause it is not stopped)"
@@ -26,10 +26,10 @@ pub enum PauseError {
     Refused {
         /// The process.
         pid: u32,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Only one can trace a process.
+    /// Another process traces it, and a process can have only one tracer.
     #[error(
         "cannot stop process {pid}: {name} (pid {tracer}) traces it, and only one can at a time: end that, or leave out --pause"
     )]
@@ -38,17 +38,17 @@ pub enum PauseError {
         pid: u32,
         /// The process that traces it,
         tracer: u32,
-        /// and its name.
+        /// The name of the tracer.
         name: String,
     },
-    /// A thread does not stop: it waits in the kernel for something that cannot be interrupted.
+    /// A thread does not stop: it waits in the kernel and cannot be interrupted.
     #[error("process {pid} did not stop within {} ms: thread {tid} waits for the kernel; try again, or leave out --pause", .patience.as_millis())]
     DoesNotStop {
         /// The process.
         pid: u32,
         /// The thread.
         tid: u32,
-        /// How long it was waited for.
+        /// How long lj-trace waited for the thread.
         patience: Duration,
     },
     /// The process is gone.
@@ -56,27 +56,28 @@ pub enum PauseError {
     Target(#[from] TargetError),
 }
 
-/// A thread has so long to stop.
+/// How long a thread may take to stop.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// A process whose threads stand still. They go on when this is dropped, or lj-trace ends.
+/// A process with stopped threads. They go on when this is dropped, or when lj-trace ends.
 #[derive(Debug)]
 pub struct Paused {
     threads: Vec<TracedThread>,
     since: Instant,
 }
 
-/// A thread that is traced.
+/// A traced thread.
 #[derive(Clone, Copy, Debug)]
 struct TracedThread {
     tid: libc::pid_t,
-    /// The signal that it was about to receive when it stopped; 0 if there was none. It receives it when it goes on.
+    /// The signal that the thread was about to receive when it stopped; 0 if there was none. The thread receives it when it
+    /// goes on.
     signal: libc::c_int,
-    /// Its registers, since it has stopped.
+    /// The thread's registers; [`None`] until it has stopped.
     registers: Option<SampledRegisters>,
 }
 
-/// Threads that stand still, with their registers.
+/// Stopped threads, with their registers.
 pub type StoppedThreads = Vec<(u32, SampledRegisters)>;
 
 /// The registers of a thread that this thread has stopped.
@@ -88,11 +89,11 @@ fn registers(tid: libc::pid_t) -> Option<SampledRegisters> {
     const GENERAL: usize = 1;
     // SAFETY: the kernel writes `user` and no more, as `place` says, and both outlive the call.
     let outcome = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, tid, GENERAL, &raw mut place) };
-    // A program of another kind (of 32 bits) has fewer.
+    // A process of another architecture (32 bits) has fewer registers.
     (outcome != -1 && place.iov_len == size_of_val(&user)).then(|| arch::sampled(&user))
 }
 
-/// Why a process cannot be stopped.
+/// The error for a refused ptrace call.
 fn refused(process: &Process, source: io::Error) -> PauseError {
     let pid = process.pid();
     match process.tracer().filter(|tracer| *tracer != std::process::id()) {
@@ -112,15 +113,15 @@ fn ptrace(request: libc::c_uint, tid: libc::pid_t, data: libc::c_int) -> io::Res
 }
 
 impl Paused {
-    /// Stops all threads of a process; none if that takes longer than `limit`, after which those that were stopped by
-    /// then go on.
+    /// Stops all threads of a process. [`None`] if that takes longer than `limit`; the threads that have stopped by then go
+    /// on.
     ///
     /// # Errors
     /// [`PauseError`]; the threads that were stopped by then go on.
     pub fn new(process: &Process, limit: Duration) -> Result<Option<Self>, PauseError> {
         let pid = process.pid();
         let mut paused = Self { threads: Vec::new(), since: Instant::now() };
-        // Threads that run may start others, until all of them are stopped.
+        // Running threads may start others until all of them are stopped.
         loop {
             let mut found_more = false;
             for tid in process.threads()? {
@@ -130,7 +131,7 @@ impl Paused {
                 }
                 match ptrace(libc::PTRACE_SEIZE, tid, 0) {
                     Ok(()) => paused.threads.push(TracedThread { tid, signal: 0, registers: None }),
-                    // It has ended meanwhile.
+                    // The thread has ended meanwhile.
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
                     Err(source) => return Err(refused(process, source)),
                 }
@@ -145,7 +146,8 @@ impl Paused {
         }
     }
 
-    /// Waits until a thread has stopped, or ended; whether it has within the time for which all may stand still.
+    /// Waits until a thread has stopped or ended. Returns whether that happened within the time for which all threads may
+    /// be stopped.
     fn wait(&mut self, pid: u32, tid: libc::pid_t, limit: Duration) -> Result<bool, PauseError> {
         let start = Instant::now();
         loop {
@@ -153,7 +155,8 @@ impl Paused {
             // SAFETY: `status` is a place for the status, and outlives the call.
             let changed = unsafe { libc::waitpid(tid, &mut status, libc::__WALL | libc::WNOHANG) };
             if changed == tid && libc::WIFSTOPPED(status) {
-                // Without an event (`PTRACE_EVENT_STOP`), it has stopped because of a signal that it has not got yet.
+                // Without an event (`PTRACE_EVENT_STOP`), the thread has stopped because of a signal that it has not
+                // received yet.
                 let signal = if status >> 16 == 0 { libc::WSTOPSIG(status) } else { 0 };
                 let thread = self.threads.iter_mut().find(|thread| thread.tid == tid);
                 thread.into_iter().for_each(|thread| (thread.signal, thread.registers) = (signal, registers(tid)));
@@ -173,27 +176,27 @@ impl Paused {
         }
     }
 
-    /// Its threads, with the registers that they stopped with.
+    /// The threads of the process, with the registers that they stopped with.
     pub fn threads(&self) -> StoppedThreads {
         let known = |thread: &TracedThread| Some((thread.tid.cast_unsigned(), thread.registers?));
         self.threads.iter().filter_map(known).collect()
     }
 
-    /// Lets it go on; how long it stood still.
+    /// Lets the process go on; returns how long it was stopped.
     pub fn resume(mut self) -> Duration {
         self.detach();
         self.since.elapsed()
     }
 
-    /// How long it has been standing still.
+    /// How long the process has been stopped so far.
     pub fn elapsed(&self) -> Duration {
         self.since.elapsed()
     }
 
     fn detach(&mut self) {
         for thread in self.threads.drain(..) {
-            // A thread that was killed meanwhile is not there any more. One that has not stopped yet cannot be detached
-            // from: that happens when this thread ends.
+            // A thread that was killed meanwhile is gone. A thread that has not stopped yet cannot be detached: the kernel
+            // detaches it when this thread ends.
             let _ = ptrace(libc::PTRACE_DETACH, thread.tid, thread.signal);
         }
     }
@@ -230,7 +233,7 @@ mod tests {
                 assert!(stood > Duration::ZERO);
                 assert!(!state(child.id()).starts_with(['t', 'T']), "{}", state(child.id()));
             }
-            // Where ptrace is not permitted, that is said.
+            // If ptrace is not permitted, the error says so.
             Err(error) => assert!(error.to_string().contains("cannot stop process"), "{error}"),
         }
         child.kill().unwrap();
@@ -239,7 +242,7 @@ mod tests {
 
     #[test]
     fn no_signal_is_lost() {
-        // It counts signals, and says how many when it has all of them.
+        // The script counts signals and prints the number after each.
         let script = "count=0; trap 'count=$((count+1)); echo $count' USR1; echo ready; while :; do sleep 0.01; done";
         let mut child = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = io::BufReader::new(child.stdout.take().unwrap()).lines();
@@ -247,7 +250,7 @@ mod tests {
         let process = Process::open(child.id()).unwrap();
         for count in 1..=20 {
             let kill = || Command::new("kill").args(["-USR1", &child.id().to_string()]).status().unwrap();
-            // Sent before, or while it stands still.
+            // Send signals before the process stops and while it is stopped.
             if count % 2 == 0 {
                 assert!(kill().success());
             }

@@ -1,7 +1,7 @@
-//! What a walk has met and will look at next: each object once, on the path that comes first by its names.
+//! The objects that a walk has met and will visit next: each object once, on the path that is first by its names.
 //!
-//! Of paths of the same length the first one found would depend on the order of addresses, so that a program in which
-//! nothing has changed could have the same table on another path a minute later.
+//! If the walk took the first path that it finds among paths of the same length, the result would depend on the order of
+//! addresses: the same table could be on another path a minute later, even in a program in which nothing has changed.
 
 use std::cmp::Ordering;
 
@@ -10,50 +10,50 @@ use lj_trace_streams::hash::AddrMap;
 use super::index::PlaceNumber;
 use super::paths::{PathId, Paths};
 
-/// An object that was met, and is to be looked at.
+/// An object that was met and has to be visited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pending {
-    /// Where it is.
+    /// The place of the object.
     pub place: PlaceNumber,
-    /// The place of the object through which it was met, or what stands for a root.
+    /// The place of the object through which it was met, or the number of a root.
     pub parent: u32,
-    /// The type that it must have in its upper eight bits, 0 if it may be any; below, the path to it.
+    /// The upper eight bits are the type that the object must have, or 0 for any type. The rest is the path to it.
     bits: u32,
 }
 
 impl Pending {
-    /// An object of a type, 0 if it may be any, on a path.
+    /// An object of a type, or 0 for any type, on a path.
     pub fn new(place: PlaceNumber, parent: u32, gct: u8, path: PathId) -> Self {
         Self { place, parent, bits: u32::from(gct) << 24 | path.0 & 0xff_ffff }
     }
 
-    /// The type that it must have; 0 if it may be any.
+    /// The type that the object must have; 0 for any type.
     pub const fn gct(self) -> u8 {
         (self.bits >> 24) as u8
     }
 
-    /// The path to it.
+    /// The path to the object.
     pub const fn path(self) -> PathId {
         PathId(self.bits & 0xff_ffff)
     }
 }
 
-/// The objects of a level.
+/// The objects of one level of the walk.
 #[derive(Debug, Default)]
 pub struct PendingLevel {
     pending: Vec<Pending>,
-    /// Once there are so many, what is in there more than once is looked for.
+    /// The number of entries at which duplicates are removed.
     enough: usize,
-    /// What was added lately, and when, so that a metatable that a million objects have is not added a million times.
+    /// Recently added objects and their levels, so that a metatable of a million objects is not added a million times.
     recent: Vec<(u32, u32, u32)>,
-    /// How many levels there were: what was added to an earlier one is not in this one.
+    /// The number of this level. Entries of `recent` from an earlier level are not in this one.
     number: u32,
 }
 
-/// So many are remembered.
+/// The most recent objects to remember.
 const RECENT: usize = 1 << 12;
 
-/// So many take 12 MB.
+/// The number of entries that take 12 MB.
 const MANY: usize = 1 << 20;
 
 impl PendingLevel {
@@ -75,17 +75,17 @@ impl PendingLevel {
         }
     }
 
-    /// Whether there is none.
+    /// Whether the level has no object.
     pub fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// How many there are, some of them more than once.
+    /// The number of entries. An object may have several.
     pub fn len(&self) -> usize {
         self.pending.len()
     }
 
-    /// All of them in the order of their places, each once.
+    /// All objects in the order of their places, each once.
     pub fn take(&mut self, order: &mut PathOrder, paths: &Paths) -> Vec<Pending> {
         self.unite(order, paths);
         self.number = self.number.wrapping_add(1);
@@ -105,11 +105,11 @@ impl PendingLevel {
     }
 }
 
-/// Which path comes first: what was asked before is remembered.
+/// Compares paths, and remembers the results.
 #[derive(Debug, Default)]
 pub struct PathOrder(AddrMap<(u32, u32), bool>);
 
-/// So many answers are.
+/// The most results to remember.
 const MAX_KNOWN: usize = 1 << 16;
 
 impl PathOrder {
@@ -136,7 +136,7 @@ mod tests {
         let (last, first) = (paths.step(root, ".z"), paths.step(root, ".a"));
         let mut level = PendingLevel::default();
         for parent in 0..3 * MANY as u32 {
-            // They are not added in vain, but none of them is there twice.
+            // Each object is added several times, and must be there once.
             let path = if parent % 2 == 0 { last } else { first };
             level.add(Pending::new(PlaceNumber(parent % 7), parent, 5, path), &mut order, &paths);
         }

@@ -12,7 +12,7 @@ use lj_trace_text::fit;
 use super::object::Kind;
 use super::snapshot::{Heap, Snapshot};
 
-/// Folded stacks and their bytes: `globals;.sessions;[*];table`; the VM first where there are several.
+/// The folded stacks and their bytes: `globals;.sessions;[*];table`. If there are several VMs, the VM comes first.
 fn lines(snapshot: &Snapshot) -> Vec<(String, [u64; 1])> {
     let mut lines = Vec::new();
     for heap in &snapshot.vms {
@@ -55,7 +55,7 @@ fn stacks(heap: &Heap) -> Vec<String> {
 /// Writes folded stacks.
 ///
 /// # Errors
-/// The output cannot take the bytes.
+/// The output cannot be written.
 pub fn write_folded(snapshot: &Snapshot, mut out: impl Write) -> io::Result<()> {
     for (stack, [bytes]) in lines(snapshot) {
         writeln!(out, "{stack} {bytes}")?;
@@ -63,10 +63,10 @@ pub fn write_folded(snapshot: &Snapshot, mut out: impl Write) -> io::Result<()> 
     out.flush()
 }
 
-/// Writes a flame graph in SVG. Steps are grey; what they lead to has the colour of its type.
+/// Writes a flame graph in SVG. Steps are grey; objects have the colour of their type.
 ///
 /// # Errors
-/// The output cannot take the bytes.
+/// The output cannot be written.
 pub fn write_svg(snapshot: &Snapshot, mut out: impl Write) -> io::Result<()> {
     let lines = lines(snapshot);
     let mut palette = PaletteMap::default();

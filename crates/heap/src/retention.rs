@@ -10,22 +10,22 @@ use super::labels::{Locals, StepLabels};
 use super::object::{Header, Kind};
 use super::walk::Walked;
 
-/// Of a longer path, so many of the first and of the last steps are shown.
+/// The number of first steps and of last steps that are shown of a longer path.
 const SHOWN: usize = 12;
 
-/// Longer paths are cut off: a list of a million elements has them.
+/// The most steps of a path; longer ones are cut off. A linked list of a million elements has such a path.
 const MAX_STEPS: usize = 20_000;
 
-/// Why there is no path to an object.
+/// Why an object has no path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPath {
-    /// The walk has met no object there.
+    /// The walk has met no object at this address.
     NoObject,
-    /// Nothing refers to it: it is garbage.
+    /// The object is garbage: nothing refers to it.
     Garbage,
 }
 
-/// Shows paths in a heap that was walked.
+/// Shows paths in a walked heap.
 #[derive(Debug)]
 pub struct RetentionPaths<'a, M> {
     blocks: &'a Blocks<M>,
@@ -35,13 +35,13 @@ pub struct RetentionPaths<'a, M> {
 }
 
 impl<'a, M: ReadSome> RetentionPaths<'a, M> {
-    /// For the heap of `vm`.
+    /// Paths in the heap of `vm`.
     pub fn new(blocks: &'a Blocks<M>, vm: &Vm, labels: &'a StepLabels<'a, M>) -> Self {
         let shape = Shape::new(vm.layout);
         Self { blocks, shape, edges: ObjectEdges::new(blocks, shape, vm.global), labels }
     }
 
-    /// What an object is, in a few words.
+    /// A short description of an object.
     pub fn preview(&self, address: u64) -> String {
         Header::read(self.blocks, &self.shape, address).map_or_else(String::new, |object| self.labels.preview(&object))
     }
@@ -49,7 +49,7 @@ impl<'a, M: ReadSome> RetentionPaths<'a, M> {
     /// The path to the object at `address`: `globals.sessions[17].user`.
     ///
     /// # Errors
-    /// [`NoPath`] if there is none.
+    /// [`NoPath`] if there is no path.
     pub fn to(&self, walked: &mut Walked<'_>, address: u64) -> Result<String, NoPath> {
         let mut place = walked.index.place(address).ok_or(NoPath::NoObject)?;
         let mut addresses = vec![address];
@@ -81,12 +81,12 @@ impl<'a, M: ReadSome> RetentionPaths<'a, M> {
         Ok(text)
     }
 
-    /// How one object refers to another, in words.
+    /// How one object refers to another, as text.
     fn step(&self, from: u64, to: u64) -> String {
         let Some(object) = Header::read(self.blocks, &self.shape, from) else { return " ?".to_owned() };
         let mut found: Option<Step> = None;
         self.edges.of(&object, &mut |edge| {
-            // What is key and value of the same table is rather its value.
+            // If the object is both key and value of the same table, prefer the value.
             if edge.to == to && found.is_none_or(|step| step == Step::Key) {
                 found = Some(edge.step);
             }
@@ -97,7 +97,7 @@ impl<'a, M: ReadSome> RetentionPaths<'a, M> {
     }
 }
 
-/// The type that somebody has asked about, or the address.
+/// The objects that the user asks about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathTarget {
     /// Every object of a type.

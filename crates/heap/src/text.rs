@@ -10,9 +10,9 @@ use super::object::Kind;
 use super::snapshot::{AskedObject, BigObject, Heap, Snapshot};
 use super::tree;
 
-/// Lines of the tree of paths that hold less than one of so many parts of the heap are not shown,
+/// Paths that hold less than this part of the heap (1 / `SMALLEST_PART`) are not shown.
 const SMALLEST_PART: u64 = 100;
-/// nor more than so many.
+/// The most lines of the tree of paths.
 const MOST_LINES: usize = 30;
 
 impl fmt::Display for Snapshot {
@@ -24,12 +24,13 @@ impl fmt::Display for Snapshot {
 }
 
 impl Snapshot {
-    /// What was looked at, and how: whether it is exact, how long the process stood still, how much of it was read.
+    /// The process, and how the snapshot was taken: whether it is exact, how long the process was stopped, and how much of
+    /// it was read.
     pub fn summary(&self) -> String {
         format!("process {} ({}): RSS {}, {}", self.pid, Untrusted(&self.command), bytes(self.rss), self.how())
     }
 
-    /// How it was taken.
+    /// How the snapshot was taken.
     pub fn how(&self) -> String {
         let share = percent(self.bytes_read, self.rss);
         let read = format!("{} read ({share} of it), {} in all", bytes(self.bytes_read), time(self.milliseconds));
@@ -45,7 +46,7 @@ impl Snapshot {
 }
 
 impl Snapshot {
-    /// What was read later than the rest.
+    /// The memory that was read later than the rest.
     fn write_outside(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.outside.is_empty() {
             return Ok(());
@@ -66,7 +67,7 @@ fn write_heap(f: &mut fmt::Formatter<'_>, heap: &Heap, snapshot: &Snapshot) -> f
     writeln!(f, "\nVM {}: {}", heap.address, heap.description)?;
     write_types(f, heap)?;
     write_motion(f, heap, snapshot.paused.is_some() && !snapshot.went_on)?;
-    // What another VM has is nothing to say about this one.
+    // If the object is in another VM, this VM has nothing to say about it.
     let elsewhere = |asked: &AskedObject| {
         let others = snapshot.vms.iter().flat_map(|heap| &heap.asked);
         asked.kind.is_none() && others.filter(|other| other.address == asked.address).any(|other| other.kind.is_some())
@@ -77,7 +78,7 @@ fn write_heap(f: &mut fmt::Formatter<'_>, heap: &Heap, snapshot: &Snapshot) -> f
     write_big(f, "Biggest strings", &heap.strings, heap.total_after)
 }
 
-/// What adds up to `gc.total`.
+/// The parts of `gc.total`.
 fn write_types(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {
     let total = heap.total_after;
     let columns =
@@ -113,7 +114,7 @@ fn write_types(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {
     write!(f, "{table}")
 }
 
-/// What has changed under the reading.
+/// What has changed during reading.
 fn write_motion(f: &mut fmt::Formatter<'_>, heap: &Heap, was_paused: bool) -> fmt::Result {
     let torn = heap.torn;
     if heap.incomplete {
@@ -136,7 +137,7 @@ fn write_asked(f: &mut fmt::Formatter<'_>, asked: &AskedObject) -> fmt::Result {
     writeln!(f, "  {}", Untrusted(&asked.path))
 }
 
-/// Ways, and what is held through them.
+/// A table of paths and the objects that they hold.
 fn paths(title: &'static str) -> Table {
     let columns = [Column::right(title, 10), Column::right("%", 8), Column::right("objects", 12)];
     Table::new(columns).end("path", Fit::Middle, Room::Columns(COLUMNS))
@@ -176,13 +177,13 @@ fn write_big(f: &mut fmt::Formatter<'_>, title: &str, big: &[BigObject], total: 
     write!(f, "\n{title}\n{table}")
 }
 
-/// The paths that hold objects of one type, as a text for people.
+/// The paths that hold objects of one type, as text for the user.
 pub struct HeldOfType<'a> {
     /// The snapshot.
     pub snapshot: &'a Snapshot,
     /// The type.
     pub kind: Kind,
-    /// So many paths are shown.
+    /// The most paths to show.
     pub limit: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The paths through which objects are held, as a tree of the ones that matter.
+//! The tree of paths that hold objects, reduced to the important ones.
 
 use super::paths::HeldSum;
 use super::snapshot::Heap;
@@ -6,22 +6,22 @@ use super::snapshot::Heap;
 /// A line of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeLine {
-    /// How many lines above it are on its path.
+    /// The number of lines above it that are on its path.
     pub depth: usize,
-    /// The steps from the line above it that is on its path.
+    /// The steps that follow the nearest line above on its path.
     pub text: String,
     /// The whole path.
     pub path: String,
-    /// What is held through it.
+    /// The objects that are held through the path.
     pub held: HeldSum,
 }
 
-/// A step with nearly all that the one before it has is shown in its place.
+/// A step that has at least this share of the previous step replaces it.
 const NEARLY_ALL: f64 = 0.95;
 
-/// The lines of a heap that hold at least `least` bytes, the largest first at each fork.
+/// The lines of a heap's tree that hold at least `least` bytes, the largest first at each fork.
 ///
-/// Where nearly all of what a step holds is held through one further step, the two are one line.
+/// If nearly everything that a step holds is held through one further step, the two share one line.
 pub fn lines(heap: &Heap, sums: &[HeldSum], least: u64) -> Vec<TreeLine> {
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); heap.paths.len()];
     let mut roots = Vec::new();
@@ -38,7 +38,7 @@ pub fn lines(heap: &Heap, sums: &[HeldSum], least: u64) -> Vec<TreeLine> {
     children.iter_mut().for_each(by_size);
     by_size(&mut roots);
     let mut lines = Vec::new();
-    // A stack of its own: paths may be long.
+    // Use an explicit stack, not recursion: paths may be long.
     let start = |index: usize| (index, 0, String::new(), String::new());
     let mut pending: Vec<_> = roots.into_iter().rev().map(start).collect();
     while let Some((index, depth, before, path)) = pending.pop() {
@@ -65,7 +65,7 @@ pub(crate) mod tests {
     use crate::snapshot::PathRow;
     use crate::walk::Torn;
 
-    /// A heap with these steps: the one before, the name, how many tables it holds, and how many bytes.
+    /// A heap with these steps: the previous step, the name, the number of tables that the step holds, and the bytes.
     pub(crate) fn heap(steps: &[(Option<usize>, &str, u64, u64)]) -> Heap {
         let row = |&(parent, step, count, bytes): &(Option<usize>, &str, u64, u64)| PathRow {
             parent,

@@ -1,10 +1,9 @@
-//! The walk over a heap: from the roots to everything that they keep alive, and then along the lists of objects to what
-//! nothing keeps alive any more.
+//! Walks a heap: from the roots to all live objects, and then along the collector's lists to the garbage.
 //!
-//! It goes level by level, so that the path by which an object is reached first is a shortest one; of those that are as
-//! short it is the one whose names come first ([`pending`](super::pending)). What lies on stacks comes after that, and
-//! what traces refer to last of all: both come and go, and hold little that nothing else does. The objects of a level are
-//! looked at in the order of their places, block by block: a heap is larger than what is kept of it.
+//! The walk goes level by level, so that the path on which it first reaches an object is a shortest one. Of equally short
+//! paths, the one with the first names wins ([`pending`](super::pending)). Values on stacks come after that, and references
+//! from traces come last: both change often, and hold little that nothing else holds. The walk visits the objects of a
+//! level in the order of their places, block by block, since a heap is larger than the cache of its blocks.
 //!
 //! LuaJIT's sources: [`lj_str_resize`].
 //!
@@ -27,56 +26,56 @@ use super::object::{Header, Kind, Scales};
 use super::paths::{HeldSum, PathId, Paths};
 use super::pending::{PathOrder, Pending, PendingLevel};
 
-/// Reading all of a block pays for so many objects in it.
+/// The number of objects in a block from which on it pays to read the whole block.
 const WORTH_A_BLOCK: usize = 6;
 
-/// So many objects that refer to nothing are kept until their level is done.
+/// The most objects without references to keep until their level is done.
 const MAX_LEAVES: usize = 1 << 21;
 
-/// After so many objects each it is told how many there were.
+/// The number of objects between two reports of progress.
 const OBJECTS_PER_LOOK: u64 = 1 << 14;
 
 /// Where a walk starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Root {
-    /// What it is called.
+    /// The name of the root.
     pub name: &'static str,
-    /// The object.
+    /// The address of the root object.
     pub object: u64,
 }
 
-/// What did not add up.
+/// Inconsistencies in a heap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Torn {
-    /// References to something that is no object, or one of another type.
+    /// References to an address without an object, or to an object of another type.
     pub references: u64,
     /// Objects that are on none of the collector's lists.
     pub unlisted: u64,
-    /// Links of those lists that lead to something that is no object.
+    /// Links of these lists that lead to an address without an object.
     pub links: u64,
 }
 
-/// Everything that is found in a heap.
+/// Everything that a walk has found in a heap.
 #[derive(Debug)]
 pub struct Walked<'a> {
-    /// What is kept alive, by [`Kind`].
+    /// Live objects, by [`Kind`].
     pub live: [HeldSum; Kind::ALL.len()],
-    /// What nothing keeps alive: garbage that is not collected yet.
+    /// Garbage that is not collected yet, by [`Kind`].
     pub garbage: [HeldSum; Kind::ALL.len()],
     /// The paths through which objects are held.
     pub paths: Paths,
     /// The largest strings and tables.
     pub biggest: Biggest,
-    /// What did not add up.
+    /// Inconsistencies.
     pub torn: Torn,
-    /// Which objects were met.
+    /// The objects that the walk has met.
     pub index: Index<'a>,
-    /// Where it started.
+    /// The roots of the walk.
     pub roots: Vec<Root>,
 }
 
 impl Walked<'_> {
-    /// Takes an object that is kept alive into account; [`None`] if there is none, or one of another type.
+    /// Counts a live object; [`None`] if there is no object, or an object of another type.
     fn take<M: ReadSome>(
         &mut self,
         blocks: &Blocks<M>,
@@ -89,7 +88,7 @@ impl Walked<'_> {
         let object = object.filter(|object| pending.gct() == 0 || object.gct(shape) == Some(pending.gct()));
         let Some((object, measured)) = object.and_then(|object| Some((object, scales.measure(&object)?))) else {
             self.torn.references += 1;
-            // It is no object, so that no list needs to have it.
+            // This is part of the VM's block and not an object, so no list has to contain it.
             self.index.list(pending.place);
             return None;
         };
@@ -100,7 +99,7 @@ impl Walked<'_> {
         Some((object, measured.kind))
     }
 
-    /// Notes that a list of objects leads to `address`.
+    /// Notes that a list of objects contains `address`.
     fn list(&mut self, address: u64) {
         if address != 0
             && let Some(place) = self.index.place(address)
@@ -110,8 +109,8 @@ impl Walked<'_> {
     }
 }
 
-/// The block that a VM begins with (`GG_State`). Its parts are no objects of their own, such as the empty string and the
-/// trace that is being recorded, but for the main thread.
+/// The block that a VM begins with (`GG_State`). Its parts, such as the empty string and the trace that is being recorded,
+/// are not objects of their own; the main thread is.
 #[derive(Clone, Debug)]
 struct VmBlock {
     main_thread: u64,
@@ -140,7 +139,7 @@ pub struct Walker<'a, M> {
     state: VmBlock,
     next: PendingLevel,
     leaves: PendingLevel,
-    /// What is on stacks, and what traces refer to.
+    /// The objects on stacks, and the objects that traces refer to.
     later: [PendingLevel; 2],
     order: PathOrder,
     found: Walked<'a>,
@@ -149,8 +148,8 @@ pub struct Walker<'a, M> {
 }
 
 impl<'a, M: ReadSome> Walker<'a, M> {
-    /// A walk over the heap of `vm`, which finds the `top` largest objects, and keeps the path to each object if it is
-    /// told to. `tick` is told now and then how many objects were looked at.
+    /// A walk over the heap of `vm`. It finds the `top` largest objects, and with `keeps_paths` keeps the path to each
+    /// object. It calls `tick` from time to time with the number of visited objects.
     pub fn new(
         blocks: &'a Blocks<M>,
         maps: &'a Maps,
@@ -188,11 +187,11 @@ impl<'a, M: ReadSome> Walker<'a, M> {
         }
     }
 
-    /// Walks.
+    /// Runs the walk.
     pub fn run(mut self) -> Walked<'a> {
         self.roots();
         self.levels();
-        // On a stack there may be a coroutine with a stack of its own.
+        // A stack may refer to a coroutine that has a stack of its own.
         while let Some(later) = self.later.iter_mut().find(|later| !later.is_empty()) {
             self.next = std::mem::take(later);
             self.levels();
@@ -224,7 +223,7 @@ impl<'a, M: ReadSome> Walker<'a, M> {
         for at in (l.g_gcroot..end.saturating_sub(s.reference as u16 - 1)).step_by(s.reference as usize) {
             root("VM", reference(field(global, at)));
         }
-        // A ring of what awaits its finalizer.
+        // A ring of userdata that await their finalizers.
         let last = reference(global.wrapping_add(s.mmudata()));
         let mut at = last;
         for _ in 0..1 << 24 {
@@ -264,7 +263,7 @@ impl<'a, M: ReadSome> Walker<'a, M> {
         }
     }
 
-    /// Walks until nothing is left to look at.
+    /// Walks until no object is left to visit.
     fn levels(&mut self) {
         while !self.next.is_empty() {
             let level = self.next.take(&mut self.order, &self.found.paths);
@@ -332,7 +331,7 @@ impl<'a, M: ReadSome> Walker<'a, M> {
         });
     }
 
-    /// Notes where the collector's lists begin.
+    /// Notes the heads of the collector's lists.
     fn list_heads(&mut self) {
         let s = self.shape;
         let l = self.vm.layout;
@@ -349,7 +348,7 @@ impl<'a, M: ReadSome> Walker<'a, M> {
             let read = self.blocks.copy(table.wrapping_add(done), &mut buffer[..wanted]);
             for bytes in buffer[..read].chunks_exact(s.reference as usize) {
                 let word = bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
-                // The lowest bit is set where a chain has strings with another hash (`lj_str.c`, since 2020).
+                // The lowest bit is set if a chain has strings with another hash (`lj_str.c`, since 2020).
                 self.found.list(word & !1);
             }
             if read < wanted {
@@ -360,14 +359,14 @@ impl<'a, M: ReadSome> Walker<'a, M> {
         }
     }
 
-    /// Follows the lists to everything that was not reached.
+    /// Follows the lists to every object that was not reached.
     fn unreached(&mut self) {
-        /// `LJ_GC_FIXED`, `LJ_GC_SFIXED`: never collected, although nothing refers to it.
+        /// `LJ_GC_FIXED`, `LJ_GC_SFIXED`: such objects are never collected, even without references to them.
         const FIXED: u8 = 0x60;
         let shape = self.shape;
         let mut fixed = None;
         let mut pending = self.found.index.listed_only();
-        // The last ones come first; they are in the order of their places.
+        // The list is sorted by place. `pop` takes from its end, so reverse it.
         pending.reverse();
         while let Some(place) = pending.pop() {
             if self.found.index.is_met(place) {

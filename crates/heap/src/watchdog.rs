@@ -1,8 +1,8 @@
-//! A thread that stops a process and lets it go again: when it is told to, or when the time is over, whatever the
-//! others do meanwhile. They may wait for a disk, a terminal or a CPU.
+//! A thread that stops a process and lets it go on: when it is told to, or when the time is over, no matter what other
+//! threads do meanwhile. They may wait for a disk, a terminal or a CPU.
 //!
-//! It is the thread that traces the process: only that one can let it go, and if it ends, however that happens, the
-//! kernel does so.
+//! This thread traces the process. Only the tracer can let the process go on; if the thread ends in any way, the kernel
+//! does so.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{Scope, ScopedJoinHandle};
@@ -13,29 +13,29 @@ use lj_trace_process::privileges::priority::come_first;
 
 use super::pause::{PauseError, Paused, StoppedThreads};
 
-/// How a process has stood still.
+/// How long a process was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stood {
-    /// For how long.
+    /// The duration of the stop.
     pub time: Duration,
-    /// Whether it was let go only when it was told to.
+    /// Whether the process stayed stopped until it was released, and not only until the time was over.
     pub to_the_end: bool,
 }
 
-/// A process that stands still until the time is over. It goes on when this is dropped.
+/// A process that is stopped until the time is over. It goes on when this is dropped.
 #[derive(Debug)]
 pub struct Watchdog<'scope> {
     release: Option<Sender<()>>,
     thread: Option<ScopedJoinHandle<'scope, Stood>>,
-    /// The threads that stand still; none if it did not stop in time.
+    /// The stopped threads; empty if the process did not stop in time.
     threads: StoppedThreads,
 }
 
 impl<'scope> Watchdog<'scope> {
-    /// Stops `process` for `limit` at most, in a thread of `scope`.
+    /// Stops `process` for at most `limit`, from a thread of `scope`.
     ///
     /// # Errors
-    /// [`PauseError`] if it cannot be stopped.
+    /// [`PauseError`] if the process cannot be stopped.
     pub fn stop<'env>(
         scope: &'scope Scope<'scope, 'env>,
         process: &'env Process,
@@ -44,7 +44,7 @@ impl<'scope> Watchdog<'scope> {
         let (release, released) = mpsc::channel();
         let (tell, told) = mpsc::channel();
         let thread = scope.spawn(move || {
-            // It lets the process go as soon as the time is over.
+            // The thread must let the process go on as soon as the time is over.
             come_first();
             watch(process, limit, &released, &tell)
         });
@@ -52,12 +52,12 @@ impl<'scope> Watchdog<'scope> {
         outcome.map(|threads| Self { release: Some(release), thread: Some(thread), threads })
     }
 
-    /// The threads, with the registers that they stopped with; none if they did not stop in time.
+    /// The threads, with the registers that they stopped with; empty if they did not stop in time.
     pub fn threads(&self) -> &StoppedThreads {
         &self.threads
     }
 
-    /// Lets it go on, if it does not already; how it has stood still.
+    /// Lets the process go on, if it does not already; returns how long it was stopped.
     pub fn release(mut self) -> Stood {
         self.release.take();
         let nothing = Stood { time: Duration::ZERO, to_the_end: false };
@@ -65,7 +65,7 @@ impl<'scope> Watchdog<'scope> {
     }
 }
 
-/// What the thread does.
+/// The body of the thread.
 fn watch(
     process: &Process,
     limit: Duration,
@@ -109,7 +109,7 @@ mod tests {
         let process = Process::open(child.id()).unwrap();
         std::thread::scope(|scope| {
             let limit = Duration::from_millis(100);
-            // Where ptrace is not permitted, there is nothing to see.
+            // If ptrace is not permitted, there is nothing to test.
             let Ok(watchdog) = Watchdog::stop(scope, &process, limit) else { return };
             assert_eq!(state(child.id()), 't');
             std::thread::sleep(Duration::from_secs(1));

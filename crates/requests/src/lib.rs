@@ -1,8 +1,7 @@
-//! Which request a sample is for.
+//! Finds the request that a sample belongs to.
 //!
-//! [`Requests::find`] looks at a process once, [`Requests::layout`] tells the kernel half where to look at a sample, and
-//! [`Requests::resolve`] makes labels of what it has seen there. Nothing is believed that is not proven: see
-//! `docs/requests.md`.
+//! [`Requests::find`] searches a process once, [`Requests::layout`] tells the kernel half where to look in each sample, and
+//! [`Requests::resolve`] turns what the kernel half has seen into labels. Every label is proven: see `docs/requests.md`.
 
 pub mod arch;
 mod names;
@@ -22,28 +21,28 @@ use nginx::{Configurations, RequestPlace};
 pub use outcome::{RequestOutcome, Unlabelled};
 pub use phase::RequestPhase;
 
-/// What is known of the request that a sample is for.
+/// What is known about the request of a sample.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ServedRequest {
-    /// Which part of nginx's work on the request it was.
+    /// The phase of nginx's work on the request; [`None`] if it is not known.
     pub phase: Option<RequestPhase>,
-    /// The location, as it is in nginx's configuration: `/cart`, `= /`, `~ \.php$`, `@fallback`. [`None`] where the request has
-    /// none, since it is not chosen yet.
+    /// The location, as it is in nginx's configuration: `/cart`, `= /`, `~ \.php$`, `@fallback`. [`None`] if nginx has not
+    /// chosen the request's location yet.
     pub location: Option<Arc<str>>,
     /// The first name of the server in nginx's configuration, if it has one.
     pub server: Option<Arc<str>>,
 }
 
-/// Of what else than the request it depends whether its labels are right.
+/// Conditions besides the request itself that decide whether its labels are right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Circumstances {
     /// Whether the innermost coroutine is the VM's main one, which serves one request after the other.
     pub on_main_thread: bool,
-    /// Whether a Lua function is on its stack: nginx says whom it is for only before it calls one.
+    /// Whether a Lua function is on the coroutine's stack: nginx sets the request only just before it calls one.
     pub runs_lua: bool,
 }
 
-/// The function of lua-nginx-module that tells a request's phase, for Lua libraries that call it by this name.
+/// The function of lua-nginx-module that returns a request's phase. Lua libraries call it by this name.
 const GET_PHASE: &str = "ngx_http_lua_ffi_get_phase";
 
 /// The requests of one process.
@@ -53,26 +52,26 @@ pub struct Requests {
     configurations: Configurations,
     locations: BoundedNames,
     servers: BoundedNames,
-    /// Why phases are not known, if they are not.
+    /// Why phases are not known; [`None`] if they are.
     no_phases: Option<&'static str>,
 }
 
 impl Requests {
-    /// Looks at a process with these VMs. `function` tells where its native functions are, by their names.
+    /// Searches a process with these VMs. `function` returns the address of a native function by its name.
     pub fn find(memory: &impl ReadMemory, vms: &[VmConfig], function: impl FnOnce(&str) -> Option<u64>) -> Self {
         if !vms.iter().any(|vm| embedder_word(&vm.layout).is_some()) {
             return Self::default();
         }
         let accessor = function(GET_PHASE).map(|address| {
-            // Far more than the compiler makes of five lines.
+            // The code of five lines of C is much shorter than this.
             let code = memory.read::<[u8; 96]>(address).ok()?;
             Accessor::read(memory, &code, address)
         });
         Self::with_accessor(accessor)
     }
 
-    /// The same, given what the program's code says of phases: nothing if there is no such function, and an inner [`None`] if it
-    /// is not understood.
+    /// The same with an accessor of the phase: [`None`] if there is no such function, and an inner [`None`] if its code is
+    /// not understood.
     pub fn with_accessor(accessor: Option<Option<Accessor>>) -> Self {
         let unknown = RequestLayout { is_wanted: 1, lua_index: NO_INDEX, ..RequestLayout::default() };
         let (layout, no_phases) = match accessor {
@@ -86,27 +85,27 @@ impl Requests {
         Self { layout, no_phases, ..Self::default() }
     }
 
-    /// Whether the process has coroutines that may have requests at all.
+    /// Whether the process has coroutines that can have requests at all.
     pub fn is_wanted(&self) -> bool {
         self.layout.is_wanted != 0
     }
 
-    /// What the kernel half has to know.
+    /// The layout for the kernel half.
     pub fn layout(&self) -> RequestLayout {
         self.layout
     }
 
-    /// Why phases are not known, if they are not.
+    /// Why phases are not known; [`None`] if they are.
     pub fn no_phases(&self) -> Option<&'static str> {
         self.no_phases
     }
 
-    /// How many samples have a location or a server that is called `[other]`, since there are too many names.
+    /// The number of samples whose location or server is called `[other]`, because there are too many names.
     pub fn others(&self) -> u64 {
         self.locations.others() + self.servers.others()
     }
 
-    /// What is known of the request of a sample.
+    /// What is known about the request of a sample.
     pub fn resolve(
         &mut self,
         memory: &impl ReadMemory,
@@ -133,7 +132,7 @@ impl Requests {
         }
         let place = match self.configurations.place(memory, marks) {
             Ok(place) => place,
-            // Timers that no request has set: of these the program's own code tells the phase.
+            // A timer that no request has set: the program's own code gives its phase.
             Err(Unlabelled::NoLocation) if phase.is_some() => RequestPlace::default(),
             Err(why) => return Not(why),
         };

@@ -1,4 +1,4 @@
-//! A bounded number of names: labels are for tables, and servers of profiles make a series of each.
+//! Limits the number of different names: labels are columns in tables, and profile servers make a series of each.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// The most different names of a kind.
 pub const MOST_NAMES: usize = 256;
 
-/// What all others are called.
+/// The name that replaces all further names.
 pub const OTHER: &str = "[other]";
 
 /// BoundedNames of one kind.
@@ -30,7 +30,7 @@ impl BoundedNames {
         OTHER.into()
     }
 
-    /// How often one was called [`OTHER`].
+    /// How often [`OTHER`] has replaced a name.
     pub fn others(&self) -> u64 {
         self.others
     }

@@ -1,9 +1,10 @@
 //! nginx's configuration of locations and servers, proven in the memory of a worker.
 //!
-//! A request has `loc_conf`, an array of the configurations that HTTP modules have for its location. The first is the core
-//! module's, `ngx_http_core_loc_conf_t`: it begins with the location's name, and keeps the address of the same array, from which
-//! requests get it. Only where both point at each other is the name believed. Where that address lies differs between
-//! builds (regular expressions, a second name), so it is found, and has to be at the same place in all locations.
+//! A request has `loc_conf`, an array with the configurations of all HTTP modules for its location. The first one is the
+//! core module's `ngx_http_core_loc_conf_t`. It begins with the location's name, and has the address of the same array,
+//! from which requests get it. The name counts as proven only if the two point at each other. The offset of that address
+//! differs between builds (regular expressions, a second name), so lj-trace searches for it, and it has to be the same in
+//! all locations.
 //!
 //! Source: `src/http/ngx_http_core_module.h` of nginx 1.22.1.
 
@@ -15,40 +16,40 @@ use lj_trace_common::request::RequestMarks;
 
 use crate::outcome::Unlabelled;
 
-/// Configurations that are remembered: more than people write.
+/// The most configurations to remember: more than people write.
 const MOST_PLACES: usize = 4096;
 
-/// Words of a configuration that are looked at.
+/// The number of words of a configuration to look at.
 const WORDS: usize = 20;
 
-/// The longest name that is read, in bytes.
+/// The longest name to read, in bytes.
 const LONGEST_NAME: u64 = 1024;
 
-/// How much of a name is shown, in characters.
+/// The longest name to show, in characters.
 const SHOWN_NAME: usize = 120;
 
-/// Where a request is.
+/// The location and the server of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestPlace {
-    /// The location's name; [`None`] while none is chosen.
+    /// The location's name; [`None`] if nginx has not chosen one yet.
     pub location: Option<Arc<str>>,
     /// The server's name, if it has one.
     pub server: Option<Arc<str>>,
 }
 
-/// The addresses that a place is known by: its arrays and the first of its configurations.
+/// The addresses that identify a place: its arrays, and the first of its configurations.
 type Key = [u64; 3];
 
 /// The configurations of a process.
 #[derive(Debug, Default)]
 pub struct Configurations {
     places: HashMap<Key, Result<RequestPlace, Unlabelled>>,
-    /// Which word of a location points back.
+    /// The index of the word in a location that points back to its array.
     back: Option<usize>,
 }
 
 impl Configurations {
-    /// The place that a sample has seen.
+    /// The place that the kernel half has seen in a sample.
     pub fn place(&mut self, memory: &impl ReadMemory, marks: &RequestMarks) -> Result<RequestPlace, Unlabelled> {
         let key = [marks.locations, marks.location, marks.servers];
         if let Some(known) = self.places.get(&key) {
@@ -74,7 +75,7 @@ impl Configurations {
         let server = Server::read(memory, servers);
         let words = memory.read::<[u64; WORDS]>(location).map_err(|_| unproven)?;
         if words[..2] == [0, 0] {
-            // The server's own configuration: the request has no location yet.
+            // This is the server's own configuration: the request has no location yet.
             let server = server.filter(|server| server.locations == locations).ok_or(Unlabelled::NoLocation)?;
             return Ok(RequestPlace { location: None, server: server.name });
         }
@@ -88,24 +89,24 @@ impl Configurations {
     }
 }
 
-/// How a location is matched.
+/// How nginx matches a location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// By the beginning of the URI; or by its name; or it is not known how.
+    /// By the beginning of the URI or by its name, or in an unknown way.
     Plain,
     /// By the whole URI.
     Exact,
     /// By a regular expression.
     Regex,
-    /// By the beginning, before all regular expressions.
+    /// By the beginning of the URI, before all regular expressions.
     First,
-    /// It is a block within a location (`if`, `limit_except`), which has the location's name.
+    /// A block within a location (`if`, `limit_except`), which has the location's name.
     Block,
 }
 
 impl Kind {
-    /// Before the pointer back lie two others (the trees of nested locations, without regular expressions one), before
-    /// these five bits, and before them the regular expression, if builds have them.
+    /// Two other pointers come before the pointer back (the trees of nested locations; only one pointer without regular
+    /// expressions). Before them come these bits, and before these the regular expression, if the build has them.
     fn read(words: &[u64; WORDS], back: usize) -> Self {
         /// `noname`, `lmt_excpt`, `named`, `exact_match`, `noregex`, `auto_redirect`, and two of gzip.
         const BITS: u64 = 0xfff;
@@ -124,7 +125,7 @@ impl Kind {
         }
     }
 
-    /// The location as it is written in the configuration.
+    /// The location as it is written in the configuration file.
     fn written(self, name: &str) -> String {
         match self {
             Self::Plain => name.to_owned(),
@@ -136,18 +137,18 @@ impl Kind {
     }
 }
 
-/// What is known of a server.
+/// What is known about a server.
 struct Server {
     name: Option<Arc<str>>,
-    /// The configurations of what is in none of its locations.
+    /// The address of the configurations for requests that match none of its locations.
     locations: u64,
 }
 
 impl Server {
-    /// The core module's configuration of a server has the address of its three arrays, one of which it was found in; then the
-    /// file and the line where it is, and the first of its names.
+    /// The core module's configuration of a server has the address of its three arrays. One of these is the array in which
+    /// it was found. After it come the file and the line of the server, and the first of its names.
     fn read(memory: &impl ReadMemory, servers: u64) -> Option<Self> {
-        /// No configuration has more lines.
+        /// The most lines of a configuration file.
         const MOST_LINES: u64 = 1 << 28;
         let server = memory.read::<u64>(servers).ok()?;
         let words = memory.read::<[u64; WORDS]>(server).ok()?;
@@ -165,7 +166,7 @@ impl Server {
     }
 }
 
-/// A text of the configuration, if it can be one: not empty, and of characters that people write.
+/// A text of the configuration, if it is plausible: not empty, and only characters that people write.
 fn name(memory: &impl ReadMemory, length: u64, address: u64) -> Option<String> {
     if length == 0 || length > LONGEST_NAME {
         return None;

@@ -1,42 +1,42 @@
-//! What became of the look for a request.
+//! The results of the search for a sample's request.
 
 use std::fmt;
 
 use crate::ServedRequest;
 
-/// What a sample says of its request.
+/// The result for one sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestOutcome {
-    /// It hit no coroutine that could have one.
+    /// The sample hit no coroutine that could have a request.
     NotLooked,
-    /// The coroutine serves none.
+    /// The coroutine serves no request.
     NoRequest,
-    /// This one.
+    /// The coroutine serves this request.
     Found(ServedRequest),
-    /// It is not known which, and why.
+    /// It is not known which request the coroutine serves, for this reason.
     Not(Unlabelled),
 }
 
-/// Why it is not known which request a sample is for.
+/// Why it is not known which request a sample belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unlabelled {
-    /// Coroutines of several requests run each other.
+    /// Coroutines of several requests resume each other.
     OtherCoroutine,
     /// The memory of the coroutine or its request cannot be read.
     Unreadable,
-    /// What the coroutine's word points to does not begin as a request of nginx does.
+    /// The coroutine's word points to memory that does not begin as a request of nginx does.
     NoSignature,
-    /// The VM loads code, or works for itself, and no Lua function runs.
+    /// The VM loads code or does its own work, and no Lua function runs.
     NoLua,
     /// The main coroutine still has the word of an earlier request.
     LeftOver,
-    /// The location's configuration does not point back to where it came from, or has no name that could be one.
+    /// The location's configuration does not point back to its array, or has no plausible name.
     UnprovenLocation,
-    /// It has no location, and its server cannot be proven: it is none that somebody has sent.
+    /// The request has no location, and its server cannot be proven: no client has sent it.
     NoLocation,
-    /// Its pointer back is elsewhere than in the locations that were seen before.
+    /// The pointer back is at another offset than in the locations that were seen before.
     OtherShape,
-    /// There are more locations than are remembered.
+    /// There are more locations than lj-trace remembers.
     TooMany,
 }
 

@@ -1,12 +1,12 @@
-//! What part of nginx's work on a request Lua code does.
+//! The phases of nginx's work on a request in which Lua code runs.
 //!
-//! `NGX_HTTP_LUA_CONTEXT_*` are bits, which versions have only added to (`src/ngx_http_lua_common.h` of lua-nginx-module).
+//! `NGX_HTTP_LUA_CONTEXT_*` are bits. New versions have only added bits (`src/ngx_http_lua_common.h` of lua-nginx-module).
 
 use std::fmt;
 
 macro_rules! phases {
     ($($(#[$doc:meta])* $name:ident = $bit:literal, $text:literal, $main:literal;)*) => {
-        /// A phase, by the name that `ngx.get_phase` has for it.
+        /// A phase, under its name in `ngx.get_phase`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum RequestPhase {
             $($(#[$doc])* $name,)*
@@ -16,7 +16,7 @@ macro_rules! phases {
             /// All phases.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// The phase of this bit, if it is one of these, and no other is set.
+            /// The phase of this bit; [`None`] if the bit is unknown, or not exactly one bit is set.
             pub const fn from_bits(bits: u32) -> Option<Self> {
                 Some(match bits {
                     $($bit => Self::$name,)*
@@ -24,14 +24,14 @@ macro_rules! phases {
                 })
             }
 
-            /// Its name.
+            /// The name of the phase.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)*
                 }
             }
 
-            /// Whether its code runs in the VM's main coroutine, rather than in one of its own.
+            /// Whether code of the phase runs in the VM's main coroutine rather than in a coroutine of its own.
             pub const fn is_on_main_thread(self) -> bool {
                 match self {
                     $(Self::$name => $main,)*

@@ -1,4 +1,4 @@
-//! What a store is told.
+//! The configuration of a store.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,55 +6,55 @@ use std::time::Duration;
 use lj_trace_text::amount::written;
 use serde::Deserialize;
 
-/// Where profiles go, and how much of them is kept. In TOML, names have hyphens; times read `10m` or `7d`, sizes `64M` or
-/// `10G`.
+/// Where profiles go, and how much of them is kept. In TOML, names have hyphens. Times are written like `10m` or `7d`,
+/// sizes like `64M` or `10G`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct StoreConfig {
-    /// The folder; it is made if its parent is there.
+    /// The folder. The store creates it if its parent exists.
     pub folder: PathBuf,
-    /// What the host is called in names of files, and in rows of processes that do not say it themselves; by default what
-    /// the kernel calls it.
+    /// The name of the host in file names, and in rows of processes that do not report a host. By default, the kernel's
+    /// host name.
     pub host: Option<String>,
-    /// How often what is in memory is written: a crash loses no more than this.
+    /// How often buffered data is written. A crash loses no more than this.
     #[serde(deserialize_with = "written::duration")]
     pub flush: Duration,
-    /// How long one file takes in intervals before the next one begins.
+    /// How much time a file covers before the next file begins.
     #[serde(deserialize_with = "written::duration")]
     pub rotate: Duration,
-    /// How many bytes a file may have before the next one begins.
+    /// The most bytes of a file before the next file begins.
     #[serde(deserialize_with = "written::size")]
     pub rotate_size: u64,
-    /// How many bytes of memory, about, rows may take of all files that are not complete.
+    /// The approximate most bytes of memory for the rows of all incomplete files.
     #[serde(deserialize_with = "written::size")]
     pub memory: u64,
-    /// How many bytes all files of this host may have: the oldest are removed.
+    /// The most bytes of all files of this host. Beyond it, the oldest files are removed.
     #[serde(deserialize_with = "written::size")]
     pub keep: u64,
-    /// How old a file may become before it is removed.
+    /// The age at which a file is removed.
     #[serde(deserialize_with = "written::duration")]
     pub keep_age: Duration,
-    /// Where complete files go on to; they are removed from the folder then.
+    /// The storage to which complete files are moved. They are then removed from the folder.
     pub remote: Option<RemoteConfig>,
 }
 
-/// S3-compatible storage. Credentials come from where AWS's tools look for them: `AWS_ACCESS_KEY_ID` and
-/// `AWS_SECRET_ACCESS_KEY`, a web identity, the metadata of the instance.
+/// S3-compatible storage. Credentials come from the sources that AWS's tools use: `AWS_ACCESS_KEY_ID` and
+/// `AWS_SECRET_ACCESS_KEY`, a web identity, or the metadata of the instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RemoteConfig {
-    /// `s3://BUCKET/PREFIX`.
+    /// The destination: `s3://BUCKET/PREFIX`.
     pub url: String,
     /// The server, if it is not Amazon's: `https://minio.example:9000`.
     pub endpoint: Option<String>,
-    /// The region, if the environment does not say it.
+    /// The region, if the environment does not set it.
     pub region: Option<String>,
-    /// Whether the server may be talked to without TLS.
+    /// Whether connections to the server may lack TLS.
     #[serde(default)]
     pub allow_http: bool,
 }
 
-/// Where the agent keeps profiles if it is not told where to send them.
+/// The agent's folder for profiles, if the configuration names no destination.
 pub const FOLDER: &str = "/var/lib/lj-trace/profiles";
 
 impl Default for StoreConfig {
@@ -74,7 +74,7 @@ impl Default for StoreConfig {
 }
 
 impl StoreConfig {
-    /// Profiles in a folder, all else by default.
+    /// A store in a folder, with defaults for everything else.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), ..Self::default() }
     }

@@ -1,26 +1,26 @@
-//! Frames as rows have them: what is shown, and what it takes to make the frame again.
+//! Frames as columns of a row: the text to show, and the fields that restore the frame.
 
 use std::sync::Arc;
 
 use lj_trace_profile::Frame;
 use lj_trace_streams::VmState;
 
-/// A frame, column by column.
+/// The columns of a frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrameFields<'a> {
-    /// What code it is.
+    /// The kind of code.
     pub kind: &'a str,
-    /// Its name as it is, not as it is shown: a function, a symbol, a reason, a number.
+    /// The plain name, not the shown text: a function, a symbol, a reason, or a number.
     pub name: Option<String>,
-    /// The file.
+    /// The name of the file.
     pub file: Option<&'a str>,
-    /// Where it is defined.
+    /// The line of the function's definition.
     pub first_line: Option<u32>,
     /// The line that was executed.
     pub line: Option<u32>,
 }
 
-/// The column that says which kind of frame it is.
+/// The values of the column for the kind of frame.
 mod kind {
     pub const ROOT: &str = "root";
     pub const LUA: &str = "lua";
@@ -39,7 +39,7 @@ mod kind {
 }
 
 impl<'a> FrameFields<'a> {
-    /// What is written of a frame.
+    /// The columns to write for a frame.
     pub fn of(frame: &'a Frame) -> Self {
         let named = |kind, name: &str| Self { kind, name: Some(name.to_owned()), ..Self::default() };
         match frame {
@@ -73,10 +73,10 @@ impl<'a> FrameFields<'a> {
     }
 }
 
-/// What is read of a frame.
+/// The columns of a frame, as they were read.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadFrame<'a> {
-    /// As it is shown.
+    /// The shown text.
     pub shown: &'a str,
     /// See [`FrameFields`].
     pub kind: &'a str,
@@ -91,8 +91,8 @@ pub struct ReadFrame<'a> {
 }
 
 impl ReadFrame<'_> {
-    /// The frame that was written. One of an unknown kind, which a later version may have written, is a native function of
-    /// the name that is shown.
+    /// The frame that was written. A later version may have written an unknown kind: such a frame becomes a native function
+    /// with the shown text as its name.
     pub fn frame(self) -> Frame {
         let Self { shown, kind, name, file, first_line, line } = self;
         let text = |text: &str| -> Arc<str> { text.into() };
@@ -123,7 +123,7 @@ impl ReadFrame<'_> {
     }
 }
 
-/// The state of this name.
+/// The state with this name.
 pub fn state(name: &str) -> Option<VmState> {
     VmState::ALL.into_iter().find(|state| state.to_string() == name)
 }

@@ -1,7 +1,7 @@
-//! Profiles of a host in Parquet files, and back: [`Store`] writes them, [`read`] makes profiles of them again.
+//! Stores a host's profiles in Parquet files: [`Store`] writes them, [`read`] makes profiles from them again.
 //!
-//! A row is what one stack weighed by one measure in one interval of one process. The schema is that of
-//! [`schema::SCHEMA`], for DuckDB, ClickHouse and Spark; `docs/store.md` has queries.
+//! A row is the weight of one stack by one measure, in one interval of one process. The schema is [`schema::SCHEMA`],
+//! readable by DuckDB, ClickHouse and Spark; `docs/store.md` has queries.
 
 mod config;
 mod folder;

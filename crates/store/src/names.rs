@@ -1,39 +1,39 @@
-//! Names of folders and files, which tell the date, the service, the host and the time.
+//! The names of folders and files. They contain the date, the service, the host and the time.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What a name may have at most, in bytes: file systems take 255, and a file has more in its name than the host.
+/// The most bytes of an escaped value: file systems allow 255 for a name, and a file name contains more than the host.
 const LONGEST: usize = 180;
 
-/// What stands for an empty value, as in Hive.
+/// The text that stands for an empty value, as in Hive.
 const EMPTY: &str = "__HIVE_DEFAULT_PARTITION__";
 
 /// The folder of a date and a service: `date=2026-11-25/service=shop`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Partition {
-    /// `date=2026-11-25`.
+    /// The folder of the date: `date=2026-11-25`.
     pub date: String,
-    /// `service=shop`.
+    /// The folder of the service: `service=shop`.
     pub service: String,
 }
 
 impl Partition {
-    /// That of an interval that began at this time.
+    /// The folder for an interval that began at this time.
     pub fn new(began: SystemTime, service: &str) -> Self {
         let [year, month, day, ..] = civil(began);
         Self { date: format!("date={year:04}-{month:02}-{day:02}"), service: format!("service={}", escaped(service)) }
     }
 }
 
-/// A value as Hive writes it into names of folders: what means something there as `%2F`. One that is too long for a name
-/// is cut, and has a hash of all of it at its end; the column has it in full.
+/// A value as Hive writes it in names of folders: characters with a special meaning become codes such as `%2F`. If a value
+/// is too long for a name, it is cut, and a hash of the whole value follows. The column has the full value.
 pub fn escaped(value: &str) -> String {
     let mut text = String::new();
     for c in value.chars() {
         let is_special = c.is_control() || "\"#%'*/:=?\\{}[]^ ".contains(c);
         match c {
             c if is_special && c.is_ascii() => text.push_str(&format!("%{:02X}", u32::from(c))),
-            // What is left of control characters, and what changes the direction of text.
+            // Other control characters, and characters that change the direction of text.
             c if is_special
                 || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}') =>
             {
@@ -56,7 +56,7 @@ pub fn escaped(value: &str) -> String {
     text
 }
 
-/// FNV-1a, which is the same in every version.
+/// FNV-1a: its result is the same in every version.
 fn fnv(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -66,32 +66,32 @@ fn fnv(text: &str) -> u64 {
 pub struct FileName {
     /// The host, escaped.
     pub host: String,
-    /// When its first interval began.
+    /// When the first interval of the file began.
     pub began: String,
-    /// Which store wrote it: a number of its own.
+    /// The number of the store that wrote the file. Each run of a store has its own.
     pub run: u64,
-    /// Which of its files it is.
+    /// The number of the file among the files of its store.
     pub number: u64,
 }
 
 const START: &str = "lj-trace.";
 const END: &str = ".parquet";
-/// What a file that is not whole is called in addition, and what stands before it: engines leave out what begins with a dot.
+/// The suffix and the prefix of an incomplete file's name. Query engines ignore names that begin with a dot.
 const PARTIAL: (&str, &str) = (".", ".partial");
 
 impl FileName {
-    /// As it is in the folder.
+    /// The name of the file in the folder.
     pub fn text(&self) -> String {
         let Self { host, began, run, number } = self;
         format!("{START}{host}.{began}.{run:016x}-{number:04}{END}")
     }
 
-    /// The name of the same file while it is being written.
+    /// The name of the file while it is being written.
     pub fn partial(&self) -> String {
         format!("{}{}{}", PARTIAL.0, self.text(), PARTIAL.1)
     }
 
-    /// What a name says, if it is one of the store's.
+    /// Parses a name; [`None`] if it is not a name of the store.
     pub fn parse(name: &str) -> Option<Self> {
         let (rest, last) = name.strip_prefix(START)?.strip_suffix(END)?.rsplit_once('.')?;
         let (host, began) = rest.rsplit_once('.')?;
@@ -111,24 +111,24 @@ impl FileName {
         (is_time && !host.is_empty() && run.len() == 16).then_some(name)
     }
 
-    /// The same of a file that was not finished.
+    /// Parses the name of an incomplete file.
     pub fn parse_partial(name: &str) -> Option<Self> {
         Self::parse(name.strip_prefix(PARTIAL.0)?.strip_suffix(PARTIAL.1)?)
     }
 }
 
-/// A time as names of files have it: `20261125T201500Z`.
+/// A time, formatted for file names: `20261125T201500Z`.
 pub fn stamp(time: SystemTime) -> String {
     let [year, month, day, hour, minute, second] = civil(time);
     format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}Z")
 }
 
-/// Year, month, day, hour, minute and second in UTC. Years end with 9999.
+/// Year, month, day, hour, minute and second in UTC. Later times than the end of 9999 become that end.
 fn civil(time: SystemTime) -> [u64; 6] {
     const LAST: u64 = 253_402_300_799;
     let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs().min(LAST);
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Days since the first of March of the year 0, by eras of 400 years, which all have as many days.
+    // Days since the first of March of the year 0, in eras of 400 years, which all have the same number of days.
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;

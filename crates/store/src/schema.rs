@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use parquet::schema::parser::parse_message_type;
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, TypePtr};
 
-/// All columns. Times are microseconds, since Spark reads no others; what they mean is told in `docs/store.md`.
+/// All columns. Times are in microseconds, since Spark reads no other unit; `docs/store.md` explains the columns.
 pub const SCHEMA: &str = "
 message lj_trace_profiles {
   required int64 time (TIMESTAMP(MICROS, true));
@@ -97,21 +97,21 @@ impl Column {
         Self::StackLine,
     ];
 
-    /// Whether readers leave out row groups by what it has there.
+    /// Whether readers use the column's statistics to skip row groups.
     pub fn has_statistics(self) -> bool {
         matches!(self, Self::Time | Self::Host | Self::ServiceName | Self::Pid | Self::Kind | Self::SampleType)
     }
 }
 
-/// The sample type of rows that tell how many samples or events were lost, and why.
+/// The sample type of rows with the number of lost samples or events, and the reason.
 pub(crate) const LOST: &str = "lost";
 
-/// Kinds of profiles, as the column has them.
+/// The kinds of profiles, as values of the column.
 pub(crate) const CPU: &str = "cpu";
 /// See [`CPU`].
 pub(crate) const MEMORY: &str = "memory";
 
-/// The labels that a profile's own become.
+/// The names of labels that represent fields of a profile.
 pub(crate) mod label {
     pub const VM: &str = "vm";
     pub const VM_STATE: &str = "vm_state";
@@ -120,17 +120,17 @@ pub(crate) mod label {
     pub const TRACE: &str = "trace";
 }
 
-/// The schema, as the library has it.
+/// The parsed schema.
 pub(crate) fn columns() -> SchemaDescPtr {
     static COLUMNS: LazyLock<SchemaDescPtr> = LazyLock::new(|| {
-        // It is a constant, which every test reads.
+        // The schema is a constant, and every test parses it.
         let message = parse_message_type(SCHEMA).unwrap_or_else(|error| unreachable!("the schema is wrong: {error}"));
         Arc::new(SchemaDescriptor::new(Arc::new(message)))
     });
     Arc::clone(&COLUMNS)
 }
 
-/// Its root.
+/// The root of the schema.
 pub(crate) fn message() -> TypePtr {
     columns().root_schema_ptr()
 }

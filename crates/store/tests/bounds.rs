@@ -1,4 +1,4 @@
-//! What a store does when it may not have what it wants: a full disk, a limit, another process, a kill, garbage.
+//! Tests a store under bad conditions: a full disk, a limit, another process, a kill, invalid data.
 
 mod random;
 
@@ -19,7 +19,7 @@ fn add(store: &mut Store, profile: &dyn Profile, service: &str, began: SystemTim
     store.add(&Interval { kind: ProfileKind::Cpu, profile, resource: Some(&resource), began, ended });
 }
 
-/// All that is in a folder and the folders in it.
+/// All files in a folder and its subfolders.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -34,7 +34,7 @@ fn is_profile(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == "parquet")
 }
 
-/// Every write is due at once.
+/// A configuration with which every write is due at once.
 fn eager(folder: &Path) -> StoreConfig {
     StoreConfig { flush: Duration::ZERO, rotate: Duration::ZERO, ..StoreConfig::in_folder(folder) }
 }
@@ -69,7 +69,7 @@ fn a_flush_makes_what_is_there_readable_and_is_counted_once() {
 fn no_more_is_kept_than_is_said_and_nothing_of_others_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let keep = 100_000;
-    // What others have put there, with names that are nearly those of the store, and a link to a folder outside.
+    // Files of other programs with names that look nearly like those of the store, and a link to a folder outside.
     let outside = tempfile::tempdir().unwrap();
     let of_others = ["date=2020-01-01/service=x/part-0.parquet", "date=2020-01-01/service=x/notes.txt", "big.parquet"];
     for name in of_others {
@@ -105,7 +105,7 @@ fn no_more_is_kept_than_is_said_and_nothing_of_others_is_removed() {
     assert!(selection.cpu.unwrap().samples() >= newest, "the newest is kept");
     assert!(of_others.iter().all(|name| fs::metadata(folder.path().join(name)).unwrap().len() == 200_000));
     assert_eq!(fs::read(outside.path().join(name)).unwrap(), b"mine");
-    // What is too old goes when a store is opened, however little it is; the folders with it.
+    // Opening a store removes files that are too old, however small they are, and their folders.
     let old = StoreConfig { keep_age: Duration::from_secs(1), host: Some("web".to_owned()), ..eager(folder.path()) };
     assert_eq!(Store::open(old).unwrap().close().bytes, 0);
     assert!(fs::read_dir(folder.path()).unwrap().count() <= 4);
@@ -122,7 +122,7 @@ fn two_at_once_are_refused() {
     assert!(matches!(missing, Err(StoreError::Folder { .. })));
 }
 
-/// Notes that something is not tested, for `cargo xtask test` to tell.
+/// Notes that something was not tested, so that `cargo xtask test` can report it.
 fn skip(reason: &str) {
     println!("not tested: {reason}");
     if let Some(file) = std::env::var_os("LJ_TRACE_TEST_SKIPS") {
@@ -131,11 +131,11 @@ fn skip(reason: &str) {
     }
 }
 
-/// A file system of a megabyte.
+/// A file system of one megabyte.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    /// [`None`] where that is not allowed.
+    /// [`None`] if mounting is not allowed.
     fn mount() -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");
@@ -180,7 +180,7 @@ fn a_full_disk_is_said_once_and_costs_no_more_than_memory_has_no_room_for() {
     assert_eq!(samples(folder), pending);
 }
 
-/// Set for the process that is to be killed.
+/// Set in the environment of the process that will be killed.
 const CHILD: &str = "LJ_TRACE_STORE_CHILD";
 
 #[test]
@@ -194,7 +194,7 @@ fn whoever_is_killed_leaves_whole_files() {
             store.end_round();
         }
     }
-    // Mostly they wait: four at a time, each with a folder of its own.
+    // The processes mostly wait, so run four at a time, each with a folder of its own.
     let partial: usize = std::thread::scope(|scope| {
         let lanes: Vec<_> = (0..4).map(|seed| scope.spawn(move || kill_ten(seed))).collect();
         lanes.into_iter().map(|lane| lane.join().unwrap()).sum()
@@ -202,7 +202,7 @@ fn whoever_is_killed_leaves_whole_files() {
     println!("{partial} of 40 kills left a hidden file that was not whole");
 }
 
-/// Kills ten that write to the same folder; how many of them left a file that was not whole.
+/// Kills ten processes that write to the same folder. Returns how many of them left an incomplete file.
 fn kill_ten(seed: u64) -> usize {
     let folder = tempfile::tempdir().unwrap();
     let this = std::env::current_exe().unwrap();
@@ -221,7 +221,7 @@ fn kill_ten(seed: u64) -> usize {
         before = now;
     }
     assert!(before > 0);
-    // The next store removes those.
+    // The next store removes the incomplete files.
     Store::open(eager(folder.path())).unwrap().close();
     assert!(files(folder.path()).iter().all(|path| !path.to_string_lossy().ends_with(".partial")));
     partial
@@ -252,14 +252,15 @@ fn garbage_is_left_out_with_a_reason_and_the_rest_is_read() {
     let selection = read::read(folder.path(), &Query::default()).unwrap();
     assert_eq!((selection.refused_files, selection.refused.len()), (9, 5));
     assert_eq!(selection.cpu.unwrap().samples(), 1000);
-    // Any bytes of it can be wrong; whatever is read then is no more than it was, and nothing panics or runs away.
+    // Any bytes of the file may be wrong. What is then read is no more than was written, and nothing panics or loops
+    // forever.
     let mut rng = fastrand::Rng::with_seed(7);
     let other = tempfile::tempdir().unwrap();
     let mut refused = 0;
     for round in 0..300 {
         let mut bytes = bytes.clone();
         for _ in 0..rng.usize(1..4) {
-            // Half of them where a file speaks of itself.
+            // Half of the damage is in the file's metadata.
             let from = if round % 2 == 0 { bytes.len() - bytes.len() / 3 } else { 0 };
             let at = rng.usize(from..bytes.len());
             bytes[at] = rng.u8(..);

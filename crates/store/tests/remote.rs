@@ -1,4 +1,5 @@
-//! Files on a real S3-compatible server, `versitygw`, where `LJ_TRACE_TEST_VERSITYGW` names it: `cargo xtask engines` does.
+//! Tests files on a real S3-compatible server, `versitygw`, if `LJ_TRACE_TEST_VERSITYGW` has its path: `cargo xtask
+//! engines` sets it.
 #![cfg(feature = "s3")]
 
 mod random;
@@ -12,7 +13,7 @@ use lj_trace_profile::{Interval, ProfileKind, Resource};
 use lj_trace_store::{Query, RemoteConfig, Store, StoreConfig, read};
 use random::Random;
 
-/// A server with a bucket, which is a folder.
+/// A server with a bucket, which is a folder on the disk.
 struct Server {
     child: Option<Child>,
     program: PathBuf,
@@ -69,7 +70,7 @@ impl Drop for Server {
     }
 }
 
-/// Notes that something is not tested, for `cargo xtask test` to tell.
+/// Notes that something was not tested, so that `cargo xtask test` can report it.
 fn skip(reason: &str) {
     println!("not tested: {reason}");
     if let Some(file) = std::env::var_os("LJ_TRACE_TEST_SKIPS") {
@@ -111,14 +112,14 @@ fn files_go_to_the_server_and_wait_while_there_is_none() {
     };
     let mut random = Random::new(1);
     let bucket = server.folder.path().join("buckets/bucket/fleet/a");
-    // Nobody listens.
+    // No server listens.
     let mut store = Store::open(config.clone()).unwrap();
     add(&mut store, &mut random, 100, "shop/eu");
     store.end_round();
     let counts = store.close();
     assert_eq!((counts.uploaded, counts.written.samples), (0, 100));
     assert_eq!(samples(folder.path()), 100);
-    // The next run sends what the one before has left, too.
+    // The next run also sends what the previous one has left.
     server.start();
     let mut store = Store::open(config.clone()).unwrap();
     for _ in 0..20 {
@@ -129,7 +130,7 @@ fn files_go_to_the_server_and_wait_while_there_is_none() {
     assert!(counts.add_up() && counts.uploaded == 21 && counts.upload_failures == 0, "{counts:?}");
     assert_eq!((samples(folder.path()), samples(&bucket)), (0, 1100));
     assert!(bucket.read_dir().unwrap().next().unwrap().unwrap().path().join("service=shop%2Feu").is_dir());
-    // Files of several parts.
+    // Files that are sent in several parts.
     let mut store = Store::open(config).unwrap();
     let mut wide = lj_trace_profile::CpuProfile::new("");
     for _ in 0..2000 {

@@ -1,4 +1,4 @@
-//! What is stored is read back: random profiles of all kinds of frames, labels, names and losses.
+//! Tests that stored profiles can be read back: random profiles with all kinds of frames, labels, names and losses.
 
 mod random;
 
@@ -9,7 +9,7 @@ use lj_trace_profile::{Interval, Profile, ProfileKind, Resource, Weight};
 use lj_trace_store::{Query, Store, StoreConfig, read};
 use random::{Random, content};
 
-/// What was added: service, host, process, quarter of an hour, samples.
+/// The added data: service, host, process, quarter of an hour, samples.
 type Added = (&'static str, &'static str, u32, u64, u64);
 
 const BEGAN: u64 = 1_764_103_390;
@@ -18,7 +18,7 @@ fn at(second: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(BEGAN + second)
 }
 
-/// All is kept, though it is of the year 2025.
+/// A configuration that keeps everything, although the data is from the year 2025.
 fn config(folder: &Path) -> StoreConfig {
     StoreConfig { keep_age: Duration::from_secs(1 << 32), ..StoreConfig::in_folder(folder) }
 }
@@ -68,7 +68,7 @@ fn what_is_asked_for_is_what_is_read() {
     let mut random = Random::new(7);
     let folder = tempfile::tempdir().unwrap();
     let mut store = Store::open(config(folder.path())).unwrap();
-    // Every quarter of an hour over two days, of two services on two hosts with three processes each.
+    // An interval for every quarter of an hour over two days, for two services on two hosts, with three processes in total.
     let mut all = Vec::new();
     for quarter in 0..192 {
         for (service, host, pid) in [("shop", "a", 1), ("shop", "b", 2), ("cart", "a", 3)] {
@@ -118,6 +118,6 @@ fn samples_at_several_rates_count_by_the_time_that_they_stand_for() {
     store.close();
     let selection = read::read(folder.path(), &Query::default()).unwrap();
     let cpu = selection.cpu.unwrap();
-    // Ten seconds each.
+    // Each interval is ten seconds long.
     assert_eq!((cpu.samples(), cpu.rate, selection.rates.len()), (3000, Some(100), 3));
 }

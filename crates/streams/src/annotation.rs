@@ -1,62 +1,61 @@
-//! What lj-trace adds to a stream so that a report made from it says as much as one made live.
+//! The annotations that lj-trace adds to a stream, so that a report made from the stream says as much as a live report.
 //!
-//! The format has no room for function names, for the VM state of a sample that carries a Lua stack, or for the
-//! numbers of a run. lj-trace writes them as C symbols at addresses of the first 64 KiB, where nothing is ever
-//! mapped (`vm.mmap_min_addr`) and no sample can point. Every parser of the format takes them for symbols that are
-//! never used.
+//! The format has no room for function names, for the VM state of a sample with a Lua stack, or for the numbers of a run.
+//! lj-trace writes these as C symbols at addresses in the first 64 KiB, where nothing is ever mapped (`vm.mmap_min_addr`)
+//! and no sample can point. Other parsers of the format see them as symbols that are never used.
 
 use std::sync::Arc;
 
 use super::{Symbol, VmState};
 
-/// Addresses that lj-trace gives a meaning to, all below [`reserved::END`].
+/// Addresses with a special meaning in lj-trace's streams, all below [`reserved::END`].
 pub mod reserved {
-    /// A host frame that is none: behind it parsers show the Lua frames of a sample.
+    /// A host frame that stands for no real frame. Parsers show the Lua frames of a sample after it.
     pub const SPLICE: u64 = 1;
-    /// What they call it: the first letters make them do so.
+    /// The name of that host frame. Its first letters make parsers show Lua frames after it.
     pub const SPLICE_NAME: &str = "lua_call[no frame: Lua follows]";
     /// A host frame for a sample that has no frame at all.
     pub const NO_STACK: u64 = 2;
     /// A symbol here carries a text annotation as its name.
     pub const TEXT: u64 = 3;
-    /// A symbol here has the line that the next sample was at as its name.
+    /// The name of a symbol here is the line of the next sample.
     pub const LINE: u64 = 4;
-    /// A Lua function in which traces start whose start was lost.
+    /// A Lua function that stands for the lost start of a trace.
     pub const LOST_START: u64 = 5;
-    /// A C function that stands for all those for whose names there was no room.
+    /// A C function that stands for all C functions whose names had no room.
     pub const NO_C_NAME: u64 = 6;
-    /// A symbol at `STATE + n` says that the next sample was taken in the VM state of number `n`.
+    /// A symbol at `STATE + n` says that the VM was in state number `n` at the next sample.
     pub const STATE: u64 = 0x10;
-    /// First address for functions that have a name but no address.
+    /// The first address for functions that have a name but no address.
     pub const NAMES: u64 = 0x100;
-    /// End of the reserved addresses; a boundary symbol stands here.
+    /// The end of the reserved addresses, marked by a boundary symbol.
     pub const END: u64 = 0x1_0000;
 }
 
 /// An annotation of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Annotation {
-    /// lj-trace wrote this stream: its samples show all frames where the reference parser shows them.
+    /// lj-trace wrote this stream, so that the reference parser shows all frames of its samples.
     Writer,
     /// The name of a Lua function.
     FunctionName {
-        /// Address of its prototype, or one within it that stands for it.
+        /// The address of its prototype, or an address inside the prototype that represents it.
         proto: u64,
-        /// The name, where it is defined.
+        /// The name from the place of its definition.
         name: Arc<str>,
     },
-    /// A Lua function, at this address, was compiled into a trace.
+    /// The Lua function at this address was compiled into a trace.
     Compiled {
-        /// An address within its prototype that stands for it.
+        /// An address inside its prototype that represents it.
         proto: u64,
     },
-    /// The state in which the next sample was taken.
+    /// The VM state at the next sample.
     State(VmState),
-    /// The line that the innermost Lua function of the next sample was at.
+    /// The line of the innermost Lua function at the next sample.
     Line(u32),
     /// A fact about the run, such as the rate or a number of lost samples.
     Property {
-        /// What it is about; no `=` in it.
+        /// The name of the fact, without any `=`.
         key: String,
         /// Its value.
         value: String,

@@ -1,4 +1,4 @@
-//! The bytes that all streams are made of: single bytes, ULEB128 integers, strings.
+//! The encoding that all streams use: single bytes, ULEB128 integers, strings.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use super::StreamError;
 use super::hash::StringSet;
 
 const BUFFER: usize = 256 * 1024;
-/// So many distinct strings are held for the case that they come again.
+/// The most distinct strings to keep, so that later equal strings can share them.
 const STRINGS: usize = 1 << 17;
-/// Bytes that the ULEB128 form of any `u64` fits in.
+/// The most bytes of a `u64` in ULEB128.
 const ULEB_MAX: usize = 10;
 
-/// A buffered input that knows how far it has been read.
+/// A buffered input that knows its read position.
 #[derive(Debug)]
 pub(super) struct ByteReader<R> {
     input: BufReader<R>,
@@ -25,12 +25,12 @@ impl<R: Read> ByteReader<R> {
         Self { input: BufReader::with_capacity(BUFFER, input), offset: 0, strings: StringSet::default() }
     }
 
-    /// How many bytes have been read.
+    /// The number of bytes read so far.
     pub(super) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// One byte; `part` names what it belongs to, for the error.
+    /// Reads one byte. `part` names what it belongs to, for error messages.
     #[inline]
     pub(super) fn byte(&mut self, part: &'static str) -> Result<u8, StreamError> {
         if let Some(&byte) = self.input.buffer().first() {
@@ -41,7 +41,7 @@ impl<R: Read> ByteReader<R> {
         Ok(self.array::<1>(part)?[0])
     }
 
-    /// A fixed number of bytes.
+    /// Reads a fixed number of bytes.
     pub(super) fn array<const N: usize>(&mut self, part: &'static str) -> Result<[u8; N], StreamError> {
         let mut array = [0; N];
         for slot in &mut array {
@@ -54,7 +54,7 @@ impl<R: Read> ByteReader<R> {
         Ok(array)
     }
 
-    /// An integer in ULEB128.
+    /// Reads an integer in ULEB128.
     #[inline]
     pub(super) fn uleb(&mut self, part: &'static str) -> Result<u64, StreamError> {
         let Some(mut rest) = self.input.buffer().get(..ULEB_MAX) else {
@@ -88,9 +88,10 @@ impl<R: Read> ByteReader<R> {
         Err(StreamError::invalid(start, "a number does not fit in 64 bits"))
     }
 
-    /// A string: its length, then its bytes. Memory grows with what is really there, not with the length claimed.
+    /// Reads a string: its length, then its bytes. Memory grows with the bytes that are really there, not with the claimed
+    /// length.
     ///
-    /// Equal strings are held once: in-process memprof writes all C symbols again and again.
+    /// Equal strings share one allocation: in-process memprof writes all C symbols again and again.
     pub(super) fn string(&mut self, part: &'static str) -> Result<Arc<[u8]>, StreamError> {
         let length = self.uleb(part)?;
         if let Some(string) = usize::try_from(length).ok().and_then(|length| self.input.buffer().get(..length)) {
@@ -118,7 +119,7 @@ impl<R: Read> ByteReader<R> {
         Ok(string.into())
     }
 
-    /// A prologue: magic, version and three reserved bytes.
+    /// Reads a prologue: magic, version and three reserved bytes.
     pub(super) fn prologue(&mut self, part: &'static str) -> Result<([u8; 3], u8), StreamError> {
         let [m0, m1, m2, version, ..] = self.array::<7>(part)?;
         Ok(([m0, m1, m2], version))
@@ -129,8 +130,8 @@ impl<R: Read> ByteReader<R> {
     }
 }
 
-/// The integer in ULEB128 that `bytes` start with, and its length, if it ends within them: all bytes at once, since
-/// most of a stream are addresses of 47 bits, which take 7.
+/// The ULEB128 integer at the beginning of `bytes`, and its length, if it ends within them. It decodes all bytes at once,
+/// since most of a stream are addresses of 47 bits, which take 7 bytes.
 #[inline]
 fn short_uleb(bytes: [u8; 8]) -> Option<(u64, usize)> {
     const MORE: u64 = 0x8080_8080_8080_8080;
@@ -141,7 +142,7 @@ fn short_uleb(bytes: [u8; 8]) -> Option<(u64, usize)> {
     }
     let used = ends.trailing_zeros() as usize / 8 + 1;
     let groups = word & !MORE & u64::MAX >> (64 - 8 * used);
-    // Groups of 7 bits move together: two by two, four by four, eight by eight.
+    // Move groups of 7 bits together: two by two, four by four, eight by eight.
     let pairs = groups & 0x007f_007f_007f_007f | (groups & 0x7f00_7f00_7f00_7f00) >> 1;
     let fours = pairs & 0x0000_3fff_0000_3fff | (pairs & 0x3fff_0000_3fff_0000) >> 2;
     Some((fours & 0x0fff_ffff | (fours & 0x0fff_ffff_0000_0000) >> 4, used))
@@ -173,7 +174,7 @@ pub(super) fn put_prologue(out: &mut Vec<u8>, magic: [u8; 3], version: u8) {
 mod tests {
     use super::*;
 
-    /// Hands out one byte at a time, so that every field meets the end of the buffer.
+    /// Returns one byte at a time, so that every field meets the end of the buffer.
     struct Trickle<'a>(&'a [u8]);
 
     impl Read for Trickle<'_> {
@@ -211,7 +212,7 @@ mod tests {
             }
         }
         assert_eq!(short_uleb([0x80; 8]), None);
-        // Longer than it has to be, which the format allows.
+        // A longer encoding than necessary, which the format allows.
         assert_eq!(short_uleb([0x81, 0x80, 0, 1, 1, 1, 1, 1]), Some((1, 3)));
     }
 

@@ -1,8 +1,8 @@
-//! What can be wrong with a stream.
+//! The errors of reading and writing streams.
 
 use std::io;
 
-/// Why a stream cannot be read, or not further.
+/// Why a stream cannot be read, or cannot be read further.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
     /// The input does not start with the magic of a symbol table.
@@ -17,10 +17,10 @@ pub enum StreamError {
     /// The input is empty.
     #[error("it is empty: the recording was ended before it wrote anything, or has only just begun; record again")]
     Empty,
-    /// A part of the stream has a version this reader does not know.
+    /// A part of the stream has a version that this reader does not know.
     #[error("{part} has version {found}, but only versions up to {newest} are known; a newer lj-trace may read it")]
     UnsupportedVersion {
-        /// Which part, with its magic.
+        /// The name of the part, with its magic.
         part: &'static str,
         /// The version found.
         found: u8,
@@ -32,7 +32,7 @@ pub enum StreamError {
     Truncated {
         /// Where the input ends.
         offset: u64,
-        /// What should have stood there.
+        /// What was expected there.
         part: &'static str,
     },
     /// A byte has a value that the grammar does not allow.
@@ -48,7 +48,7 @@ pub enum StreamError {
     Io(#[from] io::Error),
 }
 
-/// The start of a file that is no stream: as it is, where that can be read.
+/// The start of a file that is not a stream: as text if it is readable.
 fn in_words(start: &str) -> String {
     let is_text = start.chars().all(|c| c.is_ascii_graphic() || c == ' ');
     if is_text { format!("\"{start}\"") } else { "bytes that are no text".to_owned() }
@@ -59,20 +59,20 @@ impl StreamError {
         Self::Invalid { offset, problem }
     }
 
-    /// Whether all that was read so far is good and only the end is missing.
+    /// Whether everything read so far is valid, and only the end is missing.
     pub fn is_truncation(&self) -> bool {
         matches!(self, Self::Truncated { .. })
     }
 }
 
-/// Why a stream could not be written, and how much of the output is good.
+/// Why a stream could not be written, and how much of the output is valid.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the stream after {complete} bytes: {source}")]
 pub struct WriteError {
     /// The system's error: a full disk, a closed pipe.
     pub source: io::Error,
-    /// Bytes of the output up to the end of the last record that was written whole; see [`super::end_after`].
+    /// The bytes of the output up to the end of the last complete record; see [`super::end_after`].
     pub complete: u64,
-    /// Where that record begins; 0 if it is the first, or there is none.
+    /// The offset at which that record begins; 0 if it is the first, or there is none.
     pub last: u64,
 }

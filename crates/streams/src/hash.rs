@@ -6,17 +6,18 @@ use std::sync::Arc;
 
 use foldhash::fast::{FixedState, RandomState};
 
-/// A map by addresses, small numbers, or stacks of them. The standard hasher would take most of the time of reading a stream.
+/// A map by addresses, small numbers, or stacks of them. The standard hasher would take most of the time of reading a
+/// stream.
 pub type AddrMap<K, V> = HashMap<K, V, FixedState>;
 
-/// Strings that are held once.
+/// A set in which each string is stored once.
 pub type StringSet = HashSet<Arc<[u8]>, RandomState>;
 
 /// A map by the addresses of a heap.
 pub type HeapMap<V> = HashMap<u64, V, BuildHasherDefault<HeapHasher>>;
 
-/// Keeps the neighbours of a page together, in the table as in the heap: what is allocated together is freed together,
-/// and a heap is larger than the caches.
+/// Keeps the addresses of a page together in the table: objects that are allocated together are freed together, and a heap
+/// is larger than the CPU caches.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HeapHasher(u64);
 
@@ -26,7 +27,7 @@ impl Hasher for HeapHasher {
     }
 
     fn write_u64(&mut self, addr: u64) {
-        // The table takes its position from the low bits, and 7 bits to compare from the high ones.
+        // The table uses the low bits for the position, and the 7 high bits for comparisons.
         let page = (addr >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let slot = (addr >> 4) & 0xff;
         self.0 = (page >> 20) << 8 & !0 >> 7 | slot | addr.wrapping_mul(0x9e37_79b9_7f4a_7c15) & !0 << 57;

@@ -1,12 +1,12 @@
 //! The binary streams of Tarantool's in-process profilers, read and written.
 //!
-//! A stream is a symbol table (`ljs`) followed by either sysprof samples (`ljp`) or memprof events (`ljm`).
-//! The grammars stand in `src/lj_symtab.h`, `src/lj_sysprof.h` and `src/lj_memprof.h` of tarantool/luajit; the
-//! versions differ as the modules here say. Everything is read and written record by record: a reader holds the
-//! symbols and one record, a writer one buffer.
+//! A stream is a symbol table (`ljs`) followed by either sysprof samples (`ljp`) or memprof events (`ljm`). The grammars
+//! are in `src/lj_symtab.h`, `src/lj_sysprof.h` and `src/lj_memprof.h` of tarantool/luajit; the modules here document the
+//! differences between versions. Reading and writing go record by record: a reader holds the symbols and one record, a
+//! writer one buffer.
 //!
-//! Integers are ULEB128, strings are a length and raw bytes (chunknames may hold any byte), addresses are those
-//! of the profiled process.
+//! Integers are ULEB128. Strings are a length and raw bytes (chunknames may contain any byte). Addresses are those of the
+//! profiled process.
 //!
 //! LuaJIT's sources: [`symtab`], [`sysprof`], [`memprof`].
 //!
@@ -35,7 +35,7 @@ pub use symbols::{CSymbol, LuaSymbol, SymbolTable};
 pub use symtab::{Symbol, TraceSymbol, VERSION as SYMTAB_VERSION};
 pub use sysprof::{SysprofReader, SysprofWriter};
 
-/// A stream opened for reading: its symbol table is read, its samples or events are not yet.
+/// A stream opened for reading. Its symbol table has been read; its samples or events have not.
 #[derive(Debug)]
 pub struct Stream<R> {
     /// Version of the symbol table (`ljs`): 1, 2 or 3.
@@ -56,11 +56,11 @@ pub enum Body<R> {
 }
 
 impl<R: Read> Stream<R> {
-    /// Reads the symbol table and the prologue of what follows it. No other buffer is needed around `input`.
+    /// Reads the symbol table and the prologue of the body. `input` needs no further buffering.
     ///
     /// # Errors
-    /// [`StreamError::NotAStream`] and [`StreamError::UnsupportedVersion`] when `input` is something else;
-    /// the rest where the symbol table is cut off or damaged.
+    /// [`StreamError::NotAStream`] and [`StreamError::UnsupportedVersion`] if `input` is something else; the other errors
+    /// if the symbol table is cut off or damaged.
     pub fn open(input: R) -> Result<Self, StreamError> {
         let mut bytes = bytes::ByteReader::new(input);
         let (symtab_version, symbols) = symtab::read(&mut bytes)?;

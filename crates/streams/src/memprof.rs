@@ -1,4 +1,4 @@
-//! Memprof events (`ljm`): allocations, reallocations and frees of a VM.
+//! Memprof events (`ljm`): a VM's allocations, reallocations and frees.
 //!
 //! | version | Tarantool since | what is new |
 //! |---|---|---|
@@ -12,7 +12,7 @@ use super::bytes::{ByteReader, put_prologue, put_uleb};
 use super::record::{EPILOGUE, RecordWriter};
 use super::{StreamError, Symbol, WriteError, symtab};
 
-/// The newest version: the one today's reference parser accepts.
+/// The newest version: the version that the current reference parser accepts.
 pub const VERSION: u8 = 3;
 
 const MAGIC: [u8; 3] = *b"ljm";
@@ -29,28 +29,28 @@ const LUA: u8 = 2;
 const C: u8 = 3;
 const TRACE: u8 = 4;
 
-/// What asked for memory, or gave it back.
+/// What has allocated, reallocated or freed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
     /// The VM itself: the garbage collector, the JIT compiler, the parser.
     Internal,
     /// A Lua function, or a fast function that it called.
     Lua {
-        /// Address of the prototype.
+        /// The address of the prototype.
         proto: u64,
         /// The current line.
         line: u64,
     },
     /// A C function.
     C {
-        /// Its address.
+        /// The address of the function.
         addr: u64,
     },
     /// A trace.
     Trace {
-        /// Its number.
+        /// The number of the trace.
         number: u64,
-        /// Address of its machine code; only version 2 has it.
+        /// The address of its machine code; only version 2 has it.
         mcode: Option<u64>,
     },
 }
@@ -60,33 +60,33 @@ pub enum Source {
 pub enum Event {
     /// Memory was allocated.
     Alloc {
-        /// Who did it.
+        /// What has allocated it.
         source: Source,
-        /// Where the new memory lies.
+        /// The address of the new memory.
         addr: u64,
         /// Its size.
         size: u64,
     },
     /// Memory was freed.
     Free {
-        /// Who did it.
+        /// What has freed it.
         source: Source,
-        /// Where the memory lay.
+        /// The address of the memory.
         addr: u64,
         /// Its size.
         size: u64,
     },
-    /// Memory was given another size.
+    /// Memory was resized.
     Realloc {
-        /// Who did it.
+        /// What has resized it.
         source: Source,
-        /// Where the memory lay.
+        /// The previous address.
         old_addr: u64,
-        /// What size it had.
+        /// The previous size.
         old_size: u64,
-        /// Where it lies now.
+        /// The new address.
         addr: u64,
-        /// What size it has now.
+        /// The new size.
         size: u64,
     },
     /// A symbol has appeared, or an address has changed its meaning.
@@ -94,7 +94,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The same event from another source.
+    /// The same event with another source.
     pub fn caused_by(mut self, by: Source) -> Self {
         if let Self::Alloc { source, .. } | Self::Free { source, .. } | Self::Realloc { source, .. } = &mut self {
             *source = by;
@@ -103,7 +103,7 @@ impl Event {
     }
 }
 
-/// The events of a stream, one after the other.
+/// Reads the events of a stream.
 #[derive(Debug)]
 pub struct MemprofReader<R> {
     bytes: ByteReader<R>,
@@ -124,7 +124,7 @@ impl<R: Read> MemprofReader<R> {
         self.version
     }
 
-    /// How many bytes of the stream have been read.
+    /// The number of bytes of the stream that have been read.
     pub fn offset(&self) -> u64 {
         self.bytes.offset()
     }
@@ -132,7 +132,7 @@ impl<R: Read> MemprofReader<R> {
     /// The next event, or `None` after the epilogue.
     ///
     /// # Errors
-    /// [`StreamError::Truncated`] where the stream ends without its epilogue: all that was read before is good.
+    /// [`StreamError::Truncated`] if the stream ends without its epilogue: everything before is valid.
     #[inline]
     pub fn next_event(&mut self) -> Result<Option<Event>, StreamError> {
         if self.finished {
@@ -200,11 +200,11 @@ pub struct MemprofWriter<W: Write> {
 }
 
 impl<W: Write> MemprofWriter<W> {
-    /// Starts a stream. `version` is that of the events; the symbol table gets the version that came with it
-    /// (1, 2, 3), and leaves out what that has no entry for.
+    /// Starts a stream. `version` is the version of the events. The symbol table gets the version that was introduced with
+    /// it (1, 2, 3), and leaves out symbols for which that version has no entry.
     ///
     /// # Errors
-    /// As for all methods: the output cannot take the bytes.
+    /// As for all methods: the output cannot be written.
     pub fn new(out: W, version: u8, symbols: impl IntoIterator<Item = Symbol>) -> Result<Self, WriteError> {
         let version = version.clamp(1, VERSION);
         let mut records = RecordWriter::new(out);
@@ -219,11 +219,11 @@ impl<W: Write> MemprofWriter<W> {
         Ok(Self { records, version })
     }
 
-    /// Writes an event. What the version does not know is written as it has it: allocations on a trace as internal
-    /// in version 1, symbols not at all before version 3.
+    /// Writes an event in the form of the version: version 1 writes allocations on a trace as internal, and versions before
+    /// 3 leave out symbols.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     #[inline]
     pub fn event(&mut self, event: &Event) -> Result<(), WriteError> {
         let version = self.version;
@@ -258,18 +258,18 @@ impl<W: Write> MemprofWriter<W> {
         }
     }
 
-    /// Passes on all that has been written so far.
+    /// Passes everything written so far on to the output.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn flush(&mut self) -> Result<(), WriteError> {
         self.records.flush()
     }
 
-    /// Writes the epilogue, flushes, and gives the output back.
+    /// Writes the epilogue, flushes, and returns the output.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn finish(self) -> Result<W, WriteError> {
         self.records.finish()
     }

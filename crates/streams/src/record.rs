@@ -1,4 +1,4 @@
-//! Writing whole records, so that an output that fails can still be ended well.
+//! Writes complete records, so that the stream can be ended properly even if the output fails.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,18 +12,18 @@ pub(super) const EPILOGUE: u8 = 0x80;
 
 /// An output that is written record by record.
 ///
-/// Its methods fail with what is known to be whole ([`WriteError::complete`]). Once it has failed it writes no more.
+/// Errors say which part of the output is valid ([`WriteError::complete`]). After an error, nothing more is written.
 #[derive(Debug)]
 pub(super) struct RecordWriter<W: Write> {
-    /// Gone once finished.
+    /// [`None`] once finished.
     out: Option<W>,
     buffer: Vec<u8>,
     /// Ends of the records in `buffer`.
     ends: Vec<usize>,
     written: u64,
-    /// Where the last record of what is written begins.
+    /// The offset of the last written record.
     last: u64,
-    /// How writing has failed, once it has.
+    /// The kind of the error, if writing has failed.
     failed: Option<io::ErrorKind>,
 }
 
@@ -50,7 +50,7 @@ impl<W: Write> RecordWriter<W> {
         if self.buffer.len() >= BUFFER { self.write_out() } else { Ok(()) }
     }
 
-    /// Passes on all that has been recorded.
+    /// Passes everything recorded so far on to the output.
     pub(super) fn flush(&mut self) -> Result<(), WriteError> {
         self.write_out()?;
         match self.out.as_mut().map_or(Ok(()), Write::flush) {
@@ -62,19 +62,19 @@ impl<W: Write> RecordWriter<W> {
         }
     }
 
-    /// Writes the epilogue and gives the output back, flushed.
+    /// Writes the epilogue, flushes, and returns the output.
     pub(super) fn finish(mut self) -> Result<W, WriteError> {
         self.record(|out| out.push(EPILOGUE))?;
         self.flush()?;
         self.out.take().ok_or_else(|| self.error(io::Error::other("already finished")))
     }
 
-    /// An error, with what of the output is whole.
+    /// The error, with the part of the output that is valid.
     pub(super) fn error(&self, source: io::Error) -> WriteError {
         WriteError { source, complete: self.written, last: self.last }
     }
 
-    /// So many of the bytes in the buffer are written; those of them count that are whole records.
+    /// Notes that this many bytes of the buffer are written. Only complete records count.
     fn count(&mut self, done: usize) {
         let whole = self.ends.partition_point(|&end| end <= done);
         if let Some(&end) = self.ends[..whole].last() {
@@ -111,7 +111,7 @@ impl<W: Write> RecordWriter<W> {
     }
 }
 
-/// A recorder that unwinds must not leave a stream without its end either.
+/// If the recorder panics, the stream must still get its end.
 impl<W: Write> Drop for RecordWriter<W> {
     fn drop(&mut self) {
         if self.out.is_some() && self.failed.is_none() {
@@ -120,14 +120,14 @@ impl<W: Write> Drop for RecordWriter<W> {
     }
 }
 
-/// Makes a valid stream of a file whose writing failed: cuts it after what is whole ([`WriteError::complete`]) and puts
-/// the epilogue there. On a full disk this works, for cutting frees the room that it needs; where what is whole fills
-/// its last block, without the last record.
+/// Makes a valid stream of a file that could not be written completely: cuts it after the last complete record
+/// ([`WriteError::complete`]) and adds the epilogue. This works on a full disk, because cutting frees the space for the
+/// epilogue. If the complete records exactly fill the last block, the last record is dropped.
 ///
-/// `complete` has to lie behind the symbol table and the prologue; writers make these their first record.
+/// `complete` must be after the symbol table and the prologue. Writers write these as their first record.
 ///
 /// # Errors
-/// What truncating or writing the file says.
+/// The error of truncating or writing the file.
 pub fn end_after(file: &File, WriteError { complete, last, .. }: &WriteError) -> io::Result<()> {
     let end_at = |offset: u64| {
         file.set_len(offset)?;
@@ -145,7 +145,7 @@ pub fn end_after(file: &File, WriteError { complete, last, .. }: &WriteError) ->
 mod tests {
     use super::*;
 
-    /// Takes so many bytes, then says the disk is full.
+    /// Takes this many bytes, then reports a full disk.
     struct Full(usize);
 
     impl Write for Full {

@@ -7,32 +7,32 @@ use std::sync::Arc;
 use super::hash::AddrMap;
 use super::{Symbol, TraceSymbol};
 
-/// A Lua function, as the symbol table has it.
+/// A Lua function in the symbol table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LuaSymbol {
-    /// Chunkname: `@path`, `=name` or source text.
+    /// The chunkname: `@path`, `=name` or source text.
     pub chunk: Arc<[u8]>,
-    /// Line where the function is defined; 0 for a main chunk.
+    /// The line of the function's definition; 0 for a main chunk.
     pub first_line: u64,
 }
 
-/// A C function found for an address.
+/// The C function that contains an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CSymbol {
-    /// Where the function starts, at or below the address asked for.
+    /// The start of the function, at or below the address.
     pub start: u64,
     /// Its name.
     pub name: Arc<[u8]>,
 }
 
-/// What the addresses of a stream mean at one point of it. A later symbol of the same address replaces the earlier.
+/// The symbols of a stream up to one point. A later symbol at an address replaces an earlier one.
 #[derive(Clone, Debug, Default)]
 pub struct SymbolTable {
     lua: BTreeMap<u64, LuaSymbol>,
     c: AddrMap<u64, Arc<[u8]>>,
     c_starts: BTreeSet<u64>,
     traces: BTreeMap<u64, TraceSymbol>,
-    /// Whether chunknames with several lines are numbered, which are never forgotten.
+    /// Whether to number chunknames with several lines. Numbered chunknames are never dropped.
     numbers_aliases: bool,
     aliases: HashMap<Arc<[u8]>, usize>,
     aliased: Vec<Arc<[u8]>>,
@@ -49,12 +49,12 @@ impl SymbolTable {
         Self { numbers_aliases: true, ..Self::default() }
     }
 
-    /// Forgets the Lua function at `addr`.
+    /// Removes the Lua function at `addr`.
     pub fn remove_lua(&mut self, addr: u64) {
         self.lua.remove(&addr);
     }
 
-    /// Adds or replaces a symbol; says whether that changed anything.
+    /// Adds or replaces a symbol; returns whether that changed anything.
     pub fn insert(&mut self, symbol: Symbol) -> bool {
         match symbol {
             Symbol::Lua { addr, chunk, first_line } => {
@@ -81,10 +81,10 @@ impl SymbolTable {
         }
     }
 
-    /// Adds a C function by its extent, and a boundary behind it, so that no address behind it takes its name:
-    /// the format's look-up takes the nearest symbol below an address and knows no sizes.
+    /// Adds a C function with its extent, and a boundary after it, so that no address after it takes its name: look-ups in
+    /// the format take the nearest symbol below an address, and know no sizes.
     ///
-    /// Where functions nest or overlap, the one that starts later wins within its extent.
+    /// If functions nest or overlap, the function that starts later wins within its extent.
     pub fn insert_c_range(&mut self, start: u64, end: u64, name: &str) {
         self.insert(Symbol::c(start, name));
         if end > start && !self.c.contains_key(&end) {
@@ -92,7 +92,7 @@ impl SymbolTable {
         }
     }
 
-    /// The Lua function whose prototype lies at `addr`.
+    /// The Lua function whose prototype is at `addr`.
     pub fn lua(&self, addr: u64) -> Option<&LuaSymbol> {
         self.lua.get(&addr)
     }
@@ -113,8 +113,8 @@ impl SymbolTable {
         self.traces.get(&number)
     }
 
-    /// The number under which the reference parsers list a chunkname that has several lines: they print
-    /// `function_alias_N` in its place.
+    /// The number under which the reference parsers list a chunkname with several lines: they print `function_alias_N` in
+    /// its place.
     pub fn alias(&self, chunk: &[u8]) -> Option<usize> {
         self.aliases.get(chunk).copied()
     }

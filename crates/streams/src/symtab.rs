@@ -1,4 +1,4 @@
-//! The symbol table (`ljs`) that every stream starts with, and its entries, which also come as events later.
+//! The symbol table (`ljs`) at the start of every stream, and its entries, which may also come later as events.
 //!
 //! | version | Tarantool since | entries |
 //! |---|---|---|
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::StreamError;
 use super::bytes::{ByteReader, put_prologue, put_string, put_uleb};
 
-/// The newest version: the one today's reference parsers accept.
+/// The newest version: the version that the current reference parsers accept.
 pub const VERSION: u8 = 3;
 
 const MAGIC: [u8; 3] = *b"ljs";
@@ -31,25 +31,25 @@ pub enum Symbol {
         /// Line where the function is defined; 0 for a main chunk.
         first_line: u64,
     },
-    /// A C function: reaches up to the next symbol, for the format has no sizes.
+    /// A C function. It reaches up to the next symbol, because the format has no sizes.
     C {
-        /// Where it starts.
+        /// The start of the function.
         addr: u64,
-        /// Its name, not demangled by the format.
+        /// The name. The format does not demangle it.
         name: Arc<[u8]>,
     },
     /// A trace.
     Trace(TraceSymbol),
 }
 
-/// LuaJIT numbers traces below it. In lj-trace's streams, a number that is given to a trace with another start goes on
-/// as one that is this much higher.
+/// LuaJIT's numbers of traces are below this. If lj-trace reuses a number for a trace with another start, its streams add
+/// this value to the number.
 pub const GENERATION: u64 = 1 << 16;
 
-/// Numbers of that kind are below it: what is not is none of a trace.
+/// The end of such numbers. Numbers from here on do not belong to traces.
 const GENERATIONS_END: u64 = GENERATION << 12;
 
-/// The number that LuaJIT gives to a trace which a stream calls so.
+/// LuaJIT's number of a trace with this number in a stream.
 pub const fn own_number(number: u64) -> u64 {
     if number < GENERATIONS_END { number % GENERATION } else { number }
 }
@@ -61,9 +61,9 @@ pub struct TraceSymbol {
     pub number: u64,
     /// Address of its machine code; only symbol tables of version 2 have it.
     pub mcode: Option<u64>,
-    /// Address of the prototype it starts in.
+    /// The address of the prototype in which it starts.
     pub proto: u64,
-    /// Line it starts at.
+    /// The line at which it starts.
     pub line: u64,
 }
 
@@ -79,7 +79,7 @@ impl Symbol {
     }
 }
 
-/// Reads a whole symbol table: its version and its entries in order.
+/// Reads a complete symbol table: its version and its entries in order.
 pub(super) fn read<R: Read>(bytes: &mut ByteReader<R>) -> Result<(u8, Vec<Symbol>), StreamError> {
     let mut start = [0; 3];
     for at in 0..start.len() {
@@ -155,7 +155,7 @@ pub(super) fn put_start(out: &mut Vec<u8>, version: u8) {
     put_prologue(out, MAGIC, version);
 }
 
-/// Appends an entry of a symbol table. What the version has no entry for is left out.
+/// Appends an entry of a symbol table. Leaves out symbols for which the version has no entry.
 pub(super) fn put_symbol(out: &mut Vec<u8>, version: u8, symbol: &Symbol) {
     let tag = match (symbol, version) {
         (Symbol::Lua { .. }, _) => LUA,

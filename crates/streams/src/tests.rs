@@ -1,4 +1,4 @@
-//! Tests on the golden streams: what is read is written back byte for byte, and damage is an error.
+//! Tests on the golden streams: a stream that is read and written again is the same byte for byte, and damage is an error.
 
 use super::*;
 
@@ -46,13 +46,13 @@ fn rewrite(input: &[u8]) -> (Vec<u8>, Option<StreamError>) {
     }
 }
 
-/// The byte at which the samples or events start.
+/// The offset at which the samples or events start.
 fn body_start(stream: &[u8]) -> usize {
     let magic = |at: &usize| stream[*at..].starts_with(b"ljp\x02") || stream[*at..].starts_with(b"ljm");
     (0..stream.len()).rev().find(magic).unwrap()
 }
 
-/// The golden streams, with only every so many of their C symbols: the tests below read them very often.
+/// The golden streams with only some of their C symbols, because the tests below read them very often.
 fn small_streams() -> Vec<Vec<u8>> {
     let mut small = Vec::new();
     for golden in MEMPROF.into_iter().chain(SYSPROF) {
@@ -182,6 +182,6 @@ fn a_recorder_defines_each_meaning_of_an_address_once() {
     assert_eq!(name(0x50_0060), "outer");
     assert_eq!(name(0x50_0100), "[unknown]");
     assert_eq!(&*table.lua(0x7000).unwrap().chunk, b"@b.lua");
-    // Two symbols for each C function, of which `inner` ends where `outer` goes on; three for the prototype.
+    // Two symbols for each C function, since `inner` ends where `outer` goes on; three for the prototype.
     assert_eq!(events, 2 + 2 + 3);
 }

@@ -12,7 +12,7 @@ use crate::output::ReportFile;
 use crate::resolve::Resolved;
 use crate::sink::{Interval, Sink, end_all, show_all};
 
-/// The stacks of allocations, and where they are written to.
+/// The stacks of allocations, and the outputs that they go to.
 pub struct AllocationStacks {
     every: u64,
     profile: CpuProfile,
@@ -21,10 +21,10 @@ pub struct AllocationStacks {
 }
 
 impl AllocationStacks {
-    /// Opens the outputs, all of formats that show stacks.
+    /// Opens the outputs. All of them must have formats that show stacks.
     ///
     /// # Errors
-    /// What cannot be written.
+    /// An output cannot be written.
     pub fn open(outputs: &[(Format, PathBuf)], title: &str, every: u32) -> Result<Self, EngineError> {
         let mut profile = CpuProfile::new(match every {
             1 => format!("{title}: bytes allocated"),
@@ -35,25 +35,25 @@ impl AllocationStacks {
         Ok(Self { every: every.into(), profile, sinks, began: SystemTime::now() })
     }
 
-    /// Adds the stack of an allocation of `size` bytes, which stands for the others in between.
+    /// Adds the stack of an allocation of `size` bytes. It also represents the allocations between two recorded ones.
     pub fn add(&mut self, stack: &Resolved, size: u64) {
         let weights = [self.every, size.saturating_mul(self.every)];
         self.profile.add_sample(info(stack, weights), rooted(stack, stack.vm.map(Named::vm)));
         self.profile.keep_within(STACKS);
     }
 
-    /// Shows what there is so far; returns the paths of what was written.
+    /// Shows the stacks so far; returns the paths of the written files.
     ///
     /// # Errors
-    /// A sink cannot show it.
+    /// A sink cannot show them.
     pub fn show(&mut self) -> Result<Vec<PathBuf>, EngineError> {
         show_all(&mut self.sinks, &Interval::until_now(ProfileKind::Allocations, &self.profile, self.began))
     }
 
-    /// Ends the interval; returns the paths of what was written.
+    /// Ends the interval; returns the paths of the written files.
     ///
     /// # Errors
-    /// The first sink that could not take it; the others have it all the same.
+    /// The error of the first sink that could not take it. The other sinks take it all the same.
     pub fn finish(mut self) -> Result<Vec<PathBuf>, EngineError> {
         end_all(&mut self.sinks, &Interval::until_now(ProfileKind::Allocations, &self.profile, self.began))
     }

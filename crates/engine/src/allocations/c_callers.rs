@@ -1,4 +1,4 @@
-//! The Lua lines that call allocating C functions. A stream has room for the function only; reports show both.
+//! The Lua lines that call allocating C functions. A stream only has room for the function; reports show both.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -8,36 +8,36 @@ use lj_trace_streams::memprof::Source;
 
 use super::events::Meaning;
 
-/// A C function, and the place that it was called from.
+/// A C function, and the place of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CCall {
     /// The C function's address.
     pub function: u64,
     /// The prototype of the caller.
     pub prototype: u64,
-    /// What that address means.
+    /// The function that this address belongs to.
     pub meaning: Meaning,
     /// The line of the call.
     pub line: u32,
 }
 
-/// The calls of C functions that allocate, of a VM.
+/// The calls of allocating C functions in a VM.
 #[derive(Debug, Default)]
 pub struct CCallers {
-    /// What is known of each: its number, and its frames. None if the caller could not be read.
+    /// The number and the frames of each call; `None` if the caller could not be read.
     known: HashMap<CCall, Option<(u64, Vec<Frame>)>>,
-    /// Those that reports know, by number.
+    /// The numbers of the calls that reports already know.
     told: HashSet<u64>,
 }
 
-/// Calls that are kept; those that come later are shown without their callers.
+/// The most calls to keep. Later calls are shown without their callers.
 const MAX_KNOWN: usize = 1 << 13;
 
-/// Numbers of traces take 16 bits, and their generations some more: these are no trace's.
+/// The first number of a call: trace numbers take 16 bits, and their generations some more, so this is beyond them.
 const FIRST: u64 = 1 << 48;
 
 impl CCallers {
-    /// What reports show instead of the C function; what it is comes along the first time. `find` looks for the frames.
+    /// The source that reports show instead of the C function, with its frames if it is new. `find` looks up the frames.
     pub fn shown(
         &mut self,
         call: CCall,
@@ -65,7 +65,7 @@ impl CCallers {
         }
     }
 
-    /// Reports have forgotten what they were told.
+    /// Makes the next calls return frames again, because the reports have dropped them.
     pub fn tell_again(&mut self) {
         self.told.clear();
     }

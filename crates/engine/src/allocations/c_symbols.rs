@@ -8,29 +8,30 @@ use lj_trace_process::Process;
 use lj_trace_streams::Symbol;
 use lj_trace_unwind::symbols::{FileSymbols, NativeSymbol, Symbolizer};
 
-/// The function symbols of all files that the target has mapped so far. They are read when they are first wanted:
-/// there may be a hundred thousand, and recording has to begin before.
+/// The function symbols of all files that the target has mapped so far. They are read at their first use: there may be a
+/// hundred thousand, and the recording has to begin before that.
 #[derive(Debug)]
 pub struct CSymbols {
     symbolizer: Symbolizer,
     wanted: bool,
     files: Vec<FileSymbols>,
-    /// How many symbols these have.
+    /// The number of symbols in these files.
     symbols: usize,
 }
 
-/// Files whose symbols streams have, all of them. Functions of others are named one by one, as they are seen.
+/// The most files whose symbols streams contain completely. Functions of other files are named one by one, at their first
+/// event.
 const MAX_FILES: usize = 1024;
-/// How many symbols they may have: a browser's are fewer.
+/// The most symbols in these files: a browser has fewer.
 const MAX_SYMBOLS: usize = 1 << 20;
 
 impl CSymbols {
-    /// Opens the files that are mapped by now. If not all symbols are `wanted`, single ones can still be looked up.
+    /// Opens the files that are mapped so far. If not all symbols are `wanted`, single ones can still be looked up.
     pub fn new(process: &Process, wanted: bool) -> Self {
         Self { symbolizer: Symbolizer::new(process.clone()), wanted, files: Vec::new(), symbols: 0 }
     }
 
-    /// Reads the symbols of the files that have been mapped since the last time.
+    /// Reads the symbols of files that were mapped since the last call.
     pub fn read(&mut self) {
         if !self.wanted {
             return;
@@ -47,13 +48,13 @@ impl CSymbols {
         }
     }
 
-    /// The files that were read, in the order in which they came.
+    /// The files that were read, in that order.
     pub fn files(&self) -> &[FileSymbols] {
         &self.files
     }
 
-    /// Finds the function at `address`, and whether it begins there. A library that it is in, and that has come since,
-    /// is among the [`files`](Self::files) afterwards.
+    /// Finds the function at `address`, and whether it begins there. If the function is in a library that was loaded since,
+    /// the library is then among the [`files`](Self::files).
     pub fn find(&mut self, address: u64) -> (NativeSymbol, bool) {
         let is_known = |files: &[FileSymbols]| files.iter().any(|file| file.has(address));
         if self.symbolizer.is_mapped(address) && !is_known(&self.files) {
@@ -63,7 +64,7 @@ impl CSymbols {
     }
 }
 
-/// The symbols of a file, as streams have them.
+/// The symbols of a file, in the form of streams.
 pub fn symbols(file: &FileSymbols) -> impl Iterator<Item = Symbol> {
     file.iter().map(|(address, name)| Symbol::c(address, name))
 }
@@ -88,7 +89,7 @@ mod tests {
             let library = libc::dlopen(c"libresolv.so.2".as_ptr(), libc::RTLD_NOW);
             libc::dlsym(library, c"ns_initparse".as_ptr()) as u64
         };
-        // What is mapped is looked up once in 50 ms, however many addresses lead nowhere.
+        // New mappings are looked up at most once in 50 ms, however many unknown addresses there are.
         std::thread::sleep(std::time::Duration::from_millis(60));
         let (symbol, has_start) = symbols.find(function);
         assert_eq!((symbol.to_string().as_str(), has_start), ("ns_initparse", true));

@@ -1,8 +1,8 @@
 //! Names functions that allocate.
 //!
-//! An event says which prototype runs. Its name is looked for when it is first seen, and what it makes itself is named
-//! as well then: a module's chunk is gone before its functions run. What takes long to find comes later (`name_search`), and
-//! events until then have no name.
+//! An event says which prototype runs. At the first event of a prototype, lj-trace looks for its name, and names the
+//! functions that it creates: a module's chunk is freed before its functions run. Names that take long to find come later
+//! (`name_search`); events until then have no name.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use super::room::{ENTRY, NameRoom};
 pub struct Definitions {
     search: NameSearch<HeapNames>,
     names: AddrMap<u64, (Meaning, Option<Arc<str>>)>,
-    /// Those that were asked for and are not known yet.
+    /// Functions whose names are not known yet.
     missed: HashMap<u64, Meaning>,
-    /// Those of them that lines of reports have.
+    /// Those of them that appear in lines of reports.
     missed_in_lines: HashSet<u64>,
-    /// Those of them that were found since.
+    /// Those of them whose names were found since.
     late: Vec<FoundName>,
     room: NameRoom,
 }
@@ -34,19 +34,19 @@ pub struct Definitions {
 pub struct FoundName {
     /// The address of its prototype.
     pub proto: u64,
-    /// What that address means.
+    /// The function that this address belongs to.
     pub meaning: Meaning,
-    /// None if it has none.
+    /// The name; `None` if the function has none.
     pub name: Option<Arc<str>>,
-    /// Whether lines of reports have it.
+    /// Whether lines of reports show the function.
     pub is_in_lines: bool,
 }
 
-/// What is asked for.
+/// A question to the name search.
 enum Wanted {
-    /// The name of the function at an address, if it is the one with this meaning.
+    /// The name of the function at an address, if it is still the function with this meaning.
     Name(u64, Meaning),
-    /// The names of what it makes.
+    /// The names of the functions that this one creates.
     Children(u64),
 }
 
@@ -57,9 +57,9 @@ struct HeapNames {
     place: Option<(ProcessMemory, Vm)>,
 }
 
-/// So many functions that one other makes are named before they are seen to run.
+/// The most functions created by one other that are named before their first event.
 const MAX_CHILDREN: usize = 1 << 10;
-/// Names that are kept, and that are missed.
+/// The most names to keep, and the most to miss.
 const MAX_NAMES: usize = 1 << 16;
 
 impl Finder for HeapNames {
@@ -81,7 +81,7 @@ impl Finder for HeapNames {
                 Some(prototype) => {
                     name(namer, address, &prototype);
                 }
-                // It is gone.
+                // The function is gone.
                 None => {
                     found(FoundName { proto: address, meaning, name: None, is_in_lines: false });
                 }
@@ -118,12 +118,12 @@ impl Finder for HeapNames {
 }
 
 impl Definitions {
-    /// None yet; they take of this room.
+    /// No names yet. Names will take memory of this room.
     pub fn within(room: NameRoom) -> Self {
         Self { room, ..Self::default() }
     }
 
-    /// Notes that time has passed, and looks for more.
+    /// Begins a batch: time has passed, so continues the search.
     pub fn begin_batch(&mut self, memory: &ProcessMemory, vm: &Vm) {
         let mut found = Vec::new();
         self.search.begin_batch(|name| found.push(name));
@@ -131,34 +131,35 @@ impl Definitions {
         self.start(memory, vm);
     }
 
-    /// The names that were asked for in vain, and are known by now.
+    /// The names that were missing when they were needed, and are known by now.
     pub fn take_late(&mut self) -> Vec<FoundName> {
         std::mem::take(&mut self.late)
     }
 
-    /// How many functions may have a name that is not found yet, or would have taken too much work to find.
+    /// The number of functions whose names are not found yet, or would take too much work to find.
     pub fn unsearched(&self) -> u64 {
         self.search.unsearched() + self.missed.len() as u64
     }
 
-    /// The same number, which counts elsewhere from now on.
+    /// The same number; the caller counts these functions from now on.
     pub fn take_unsearched(&mut self) -> u64 {
         self.missed_in_lines.clear();
         self.search.take_unsearched() + std::mem::take(&mut self.missed).len() as u64
     }
 
-    /// Names what a prototype makes that has just been seen to run.
+    /// Names the functions that a prototype creates, at the prototype's first event.
     pub fn see(&mut self, memory: &ProcessMemory, vm: &Vm, address: u64) {
         self.search.ask(Wanted::Children(address));
         self.start(memory, vm);
     }
 
-    /// The name of the function at `address`, if it is the one with this meaning, and found within some milliseconds.
+    /// The name of the function at `address`, if it is still the function with this meaning, and if the name is found
+    /// within some milliseconds.
     pub fn name(&mut self, memory: &ProcessMemory, vm: &Vm, address: u64, meaning: Meaning) -> Option<Arc<str>> {
         if let Some((_, name)) = self.names.get(&address).filter(|known| known.0 == meaning) {
             return name.clone();
         }
-        // It comes when it is found.
+        // The search is under way, and the name comes later.
         if self.missed.get(&address) == Some(&meaning) {
             return None;
         }
@@ -179,7 +180,7 @@ impl Definitions {
         name
     }
 
-    /// The same for a line of reports.
+    /// The same, for a function in a line of reports.
     pub fn name_in_line(
         &mut self,
         memory: &ProcessMemory,
@@ -194,7 +195,7 @@ impl Definitions {
         name
     }
 
-    /// Forgets what is at an address that was freed.
+    /// Forgets a function whose address was freed.
     pub fn forget(&mut self, address: u64) {
         if let Some((_, name)) = self.names.remove(&address) {
             self.room.give(room_of(name.as_deref()));

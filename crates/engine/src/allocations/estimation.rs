@@ -1,5 +1,5 @@
-//! Builds an estimate: adds up the events of each window by source, and passes the sums to the estimator with everything
-//! known without probes.
+//! Makes an estimate: adds up the events of each window by source, and passes the sums to the estimator, with everything
+//! that is known without probes.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -16,52 +16,53 @@ use crate::bounded::lifetimes::Lifetimes;
 use crate::bounded::now;
 use crate::bounded::windows::driver::WindowEvent;
 
-/// How long after a window was closed its events are on their way still.
+/// How long events may still arrive after their window was closed, in nanoseconds.
 const ON_THE_WAY: Nanos = 10_000_000;
 
-/// Probes that stay make one window after another, of this length.
+/// Probes that stay attached make one window after another. This is the length of each, in nanoseconds.
 const PART: Nanos = 1_000_000_000;
 
-/// Functions that are told apart where samples show who has grown the string table. Later ones are taken for one.
+/// The most functions to distinguish in samples that show who has grown the string table. Later functions count as one.
 const MAX_FUNCTIONS: usize = 1 << 14;
 
-/// A window of probes that stay tells nothing if it is shorter than this: it did not begin at a random time.
+/// The shortest useful window of probes that stay attached, in nanoseconds. It did not begin at a random time, so a shorter
+/// one says nothing.
 const SHORTEST_PART: Nanos = 100_000_000;
 
-/// Takes in all observations of a recording.
+/// Takes all observations of a recording.
 pub struct Estimation {
     estimator: Estimator,
     profile: EstimatedProfile,
-    /// The lower bits of the number of the window that events are in now.
+    /// The lower bits of the number of the current window.
     window: u8,
-    /// What was seen in the windows that are not handed over, by these bits.
+    /// What was seen in windows that are not handed over yet, by these bits.
     tallies: HashMap<u8, WindowTally>,
-    /// Windows that are over, whose events may be on their way still.
+    /// Closed windows whose events may still arrive.
     closed: VecDeque<Closed>,
-    /// The window of probes that stay, and when its last part began.
+    /// The window of probes that stay attached, and when its last part began.
     staying: Option<(u8, Nanos)>,
-    /// Its last part, which waits for whether the next one is long enough.
+    /// Its last part. It waits until the next part is known to be long enough.
     part: Option<Window>,
     activities: HashMap<(u32, u64), ActivityId>,
-    /// The sources of a VM's function, by its prototype.
+    /// The sources in a VM's function, by the VM and the prototype.
     functions: HashMap<(u32, u64), Vec<SourceId>>,
-    /// In which function the trace starts that a VM's source is on.
+    /// The function in which a trace starts, by the VM and the source on that trace.
     on_traces: HashMap<(usize, Source), u64>,
-    /// Sources with smaller numbers were met.
+    /// The number of known sources: all sources with smaller numbers were seen.
     known: u32,
-    /// The share of the target's CPU time that was asked for.
+    /// The share of the target's CPU time that the user has asked for.
     budget: Option<f64>,
-    /// How many events a window has.
+    /// The usual number of events in a window.
     usual: UsualEvents,
-    /// Seconds for which probes have stayed.
+    /// The seconds for which probes have stayed attached.
     stayed: f64,
-    /// How many windows there were of probes that have not.
+    /// The number of other windows.
     short: u64,
-    /// Follows objects, if anything does.
+    /// Follows objects; [`None`] if objects are not followed.
     lifetimes: Option<Lifetimes>,
-    /// It was told that watchpoints were given up.
+    /// Whether the user was told that watchpoints were given up.
     said_so: bool,
-    /// When the events were drained the last time.
+    /// When the events were last drained.
     drained: Nanos,
 }
 
@@ -70,12 +71,12 @@ struct Closed {
     opened: Nanos,
     closed: Nanos,
     stayed: bool,
-    /// In seconds.
+    /// The cost in seconds.
     cost: f64,
 }
 
 impl Estimation {
-    /// Of a recording that begins.
+    /// The estimation of a recording that begins.
     pub fn new(title: &str) -> Self {
         Self {
             estimator: Estimator::new(),
@@ -99,30 +100,30 @@ impl Estimation {
         }
     }
 
-    /// Has some of the objects followed that windows see.
+    /// Follows some of the objects that windows see.
     pub fn follow_objects(&mut self, lifetimes: Lifetimes) {
         self.lifetimes = Some(lifetimes);
     }
 
-    /// Whether flips are not watched any more, since there are too many: that became known just now.
+    /// Whether lj-trace has stopped watching flips because there are too many. Returns true only once.
     pub fn has_given_up_watchpoints(&mut self) -> bool {
         let gave_up = self.lifetimes.as_ref().is_some_and(Lifetimes::gave_up);
         gave_up && !std::mem::replace(&mut self.said_so, true)
     }
 
-    /// Has the errors be among the measures of the profile.
+    /// Adds the errors to the measures of the profile.
     pub fn tell_errors(&mut self) {
         self.profile.has_errors = true;
     }
 
-    /// Has the objects of one more VM followed, which has the next number.
+    /// Follows the objects of a further VM. It has the next number.
     pub fn add_vm(&mut self, vm: &Vm) {
         if let Some(lifetimes) = &mut self.lifetimes {
             lifetimes.add_vm(vm);
         }
     }
 
-    /// The next events are in this window, of whose number these are the lower bits.
+    /// Sets the window of the next events, by the lower bits of its number.
     #[inline]
     pub fn enter(&mut self, window: u8) {
         self.window = window;
@@ -143,7 +144,7 @@ impl Estimation {
         }
     }
 
-    /// Notes which function samples show where a source allocates.
+    /// Notes the function that samples show while a source allocates.
     fn register_source(&mut self, vm: usize, number: SourceId, event: &Event) {
         let (Event::Alloc { source, .. } | Event::Realloc { source, .. } | Event::Free { source, .. }) = *event else {
             return;
@@ -157,18 +158,18 @@ impl Estimation {
         }
     }
 
-    /// Says which Lua line a source on a trace is.
+    /// Sets the Lua line of a source on a trace.
     pub fn line(&mut self, vm: usize, source: Source, line: TraceLine) {
         self.on_traces.insert((vm, source), line.entered);
         self.profile.line(vm, source, line.frames);
     }
 
-    /// A prototype of a VM was freed: its address may mean something else later.
+    /// Notes that a prototype of a VM was freed. Its address may belong to another function later.
     pub fn forget_prototype(&mut self, vm: usize, proto: u64) {
         self.profile.forget_prototype(vm, proto);
     }
 
-    /// Forgets all that [`line`](Self::line) said of a VM.
+    /// Forgets all calls of [`line`](Self::line) for a VM.
     pub fn forget_lines(&mut self, vm: usize) {
         self.on_traces.retain(|(of, _), _| *of != vm);
         self.profile.forget_lines(vm);
@@ -179,17 +180,17 @@ impl Estimation {
         self.estimator.reading(reading);
     }
 
-    /// Says how many light samples there are in a second of CPU time.
+    /// Sets the number of light samples per second of CPU time.
     pub fn set_sampling(&mut self, rate: f64) {
         self.estimator.set_sampling(rate);
     }
 
-    /// Says what share of the target's CPU time was asked for.
+    /// Sets the share of the target's CPU time that the user has asked for.
     pub fn set_budget(&mut self, budget: f64) {
         self.budget = Some(budget);
     }
 
-    /// What share of the target's CPU time was asked for, if that is known.
+    /// The share of the target's CPU time that the user has asked for, if it is known.
     pub fn budget(&self) -> Option<f64> {
         self.budget
     }
@@ -210,7 +211,7 @@ impl Estimation {
         self.estimator.sample(CpuSample { at: sample.time, activity });
     }
 
-    /// Takes news of the windows.
+    /// Takes an event of the windows.
     pub fn window(&mut self, event: WindowEvent) {
         match event {
             WindowEvent::Staying { number, opened } => self.staying = Some((number as u8, opened)),
@@ -221,8 +222,7 @@ impl Estimation {
         }
     }
 
-    /// Notes that all events were taken that there were at the time `drained`: windows that were closed before are
-    /// complete.
+    /// Notes that all events up to the time `drained` were taken. Windows that were closed before are then complete.
     pub fn complete(&mut self, drained: Nanos) {
         if let Some(lifetimes) = &mut self.lifetimes {
             lifetimes.follow(self.drained);
@@ -250,7 +250,7 @@ impl Estimation {
         }
     }
 
-    /// Takes a part of what probes that stay have seen, which begins where the last one ended.
+    /// Takes a part of the window of probes that stay attached. It begins where the previous part ended.
     fn part(&mut self, window: Window) {
         self.stayed += (window.closed.saturating_sub(window.opened)) as f64 * 1e-9;
         match &mut self.part {
@@ -270,12 +270,12 @@ impl Estimation {
         }
     }
 
-    /// Seconds for which probes have stayed, so that all was seen.
+    /// The seconds for which probes have stayed attached, so that all calls were seen.
     pub fn stayed(&self) -> f64 {
         self.stayed
     }
 
-    /// The profile with what is estimated by now.
+    /// The profile with the estimate so far.
     pub fn profile(&mut self) -> &mut EstimatedProfile {
         if let Some(lifetimes) = &mut self.lifetimes {
             self.profile.set_lives(lifetimes.lives(), lifetimes.is_polled());
@@ -289,7 +289,7 @@ impl Estimation {
         &mut self.profile
     }
 
-    /// Whose string tables are: a sample shows the function that has allocated.
+    /// The possible sources of string tables: a sample shows the function that has allocated.
     fn growers(&mut self) -> Growers {
         let sources = self.functions.iter().filter_map(|(function, sources)| {
             let activity = self.activities.get(function)?;
@@ -298,14 +298,14 @@ impl Estimation {
         Growers { sources: sources.collect(), collector: self.profile.collector() }
     }
 
-    /// Ends an interval, of which [`profile`](Self::profile) has told, and begins the next one.
+    /// Ends an interval, after a call of [`profile`](Self::profile), and begins the next one.
     pub fn begin_anew(&mut self) {
         self.estimator.begin_anew();
         self.profile.begin_anew();
         (self.stayed, self.short) = (0.0, 0);
     }
 
-    /// Ends it: nothing comes any more.
+    /// Ends the estimation: no further observation comes.
     pub fn finish(&mut self) {
         self.complete(now() + ON_THE_WAY);
         if let Some((number, began)) = self.staying.take() {
@@ -343,7 +343,7 @@ mod tests {
         let mut estimation = estimation();
         alloc(&mut estimation, 1, 100);
         alloc(&mut estimation, 2, 10);
-        // Late, as from a thread that was stopped within a call.
+        // A late event, as from a thread that was stopped inside a call.
         alloc(&mut estimation, 1, 1);
         estimation.enter(1);
         estimation.event(0, &Event::Realloc { source: SOURCE, old_addr: 1, old_size: 7, addr: 2, size: 9 });
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(made, [(110, 3)]);
         let closed =
             |number, at| WindowEvent::Closed { number, opened: at, closed: at + 3 * MS, stayed: false, cost: 0.0 };
-        // The number goes on beyond the bits that events have.
+        // The window's number has more bits than events have.
         estimation.window(closed(0x202, 100 * MS));
         estimation.complete(104 * MS);
         assert_eq!(estimation.tallies.len(), 1, "events may be on their way");

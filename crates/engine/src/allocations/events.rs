@@ -1,4 +1,4 @@
-//! Names the allocation events of a VM: the events of a memprof stream with the symbols they need.
+//! Names the allocation events of a VM, to make the events of a memprof stream with the symbols that they need.
 //!
 //! LuaJIT's sources: [`lj_cf_package_unloadlib`], [`close_state`].
 //!
@@ -42,39 +42,39 @@ pub struct MemoryEvents {
     vm: Vm,
     memory: ProcessMemory,
     functions: FunctionNames,
-    /// Whether it came into being while others were recorded: there may be thousands of such, so that its stream has only those
-    /// symbols of C functions that its events name.
+    /// Whether the VM was created during the recording. There may be thousands of such VMs, so their streams have symbols
+    /// only of those C functions that their events name.
     is_late: bool,
-    /// What there was at first of what its events do not say, until it is written.
+    /// The symbols that existed at the beginning and that events cannot carry, until they are written.
     first_symbols: Option<FirstSymbols>,
-    /// What the stream says that the addresses of prototypes mean.
+    /// The function at each prototype's address, according to the stream.
     known: AddrMap<u64, Meaning>,
-    /// Those of which it says what they are called, or which have no name.
+    /// The prototypes whose names are in the stream, or that have no name.
     named: HashSet<u64>,
-    /// What there is for names, of all VMs together.
+    /// The room for names, shared by all VMs.
     room: NameRoom,
-    /// Whether the stream knows what stands for functions without a name: of Lua, and of C.
+    /// Whether the stream has the symbols for functions without a name: for Lua, and for C.
     knows_nameless: [bool; 2],
     /// The names of C functions that were looked up, by address.
     c_functions: HashMap<u64, Arc<str>>,
     c_callers: CCallers,
-    /// How many of the files of C functions the stream knows.
+    /// The number of files whose C functions are in the stream.
     c_files: usize,
-    /// What functions are called.
+    /// The names of functions.
     definitions: Definitions,
     traces: StreamTraces,
     trace_lines: TraceLines,
-    /// What each trace has allocated, if that is asked for.
+    /// What each trace has allocated, if that is counted.
     by_trace: Option<TraceTable>,
     tally: MemoryTally,
 }
 
-/// What became of the events of a VM.
+/// Counts of a VM's events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryTally {
     /// All events.
     pub events: u64,
-    /// New allocations, and what they took.
+    /// The number of new allocations.
     pub allocations: u64,
     /// Bytes of the new allocations.
     pub allocated: u64,
@@ -84,16 +84,16 @@ pub struct MemoryTally {
     pub frees: u64,
     /// Bytes that were freed.
     pub freed: u64,
-    /// Events of functions whose names were lost, or had no room.
+    /// Events of functions whose names were lost or had no room.
     pub nameless: u64,
     /// Events of traces whose starts were lost.
     pub lost_starts: u64,
-    /// Functions that may have a name that would have taken too much work to find.
+    /// Functions that may have a name that it would take too much work to find.
     pub unsearched: u64,
 }
 
 impl MemoryTally {
-    /// Both together.
+    /// The sum of both tallies.
     pub fn plus(self, other: Self) -> Self {
         Self {
             events: self.events + other.events,
@@ -109,7 +109,7 @@ impl MemoryTally {
     }
 }
 
-/// What a stream says that the address of a prototype means.
+/// The function at a prototype's address, according to a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Meaning {
     first_line: u32,
@@ -130,15 +130,16 @@ impl Meaning {
         Self { first_line, name: hasher.finish(), length: u32::try_from(name.len()).unwrap_or(u32::MAX) }
     }
 
-    /// What it takes in all tables.
+    /// The memory that it takes in all tables, in bytes.
     fn room(self) -> usize {
         ENTRY + self.length as usize
     }
 }
 
 impl MemoryEvents {
-    /// Prepares to name the events of `vm`: reads its traces, and of its prototypes what events of this version cannot say.
-    /// `number` is that of the VM in the outputs, `version` that of the streams. Names take of the `room` that all VMs have.
+    /// Prepares to name the events of `vm`: reads its traces, and those prototypes that events of this version cannot
+    /// describe. `number` is the VM's number in the outputs, `version` the version of the streams. Names take memory of
+    /// `room`, which all VMs share.
     pub fn read(process: &Process, vm: &Vm, number: usize, version: u8, room: &NameRoom) -> Self {
         let functions = FunctionNames::read(&process.memory(), vm);
         let mut events = Self::new(process, vm, number, version, functions, room);
@@ -146,18 +147,18 @@ impl MemoryEvents {
         events
     }
 
-    /// The same for a `vm` that has just come into being, and is laid out as the VM of these events.
+    /// The same for a `vm` that was just created and has the same layout.
     pub fn of_another(&self, process: &Process, vm: &Vm, number: usize) -> Self {
-        // Both run the same machine code, and their libraries may not be there yet.
+        // Both VMs run the same machine code. The libraries of the new VM may not be loaded yet.
         let by_trace = self.by_trace.as_ref().map(|_| TraceTable::default());
         let functions = self.functions.clone();
         Self { by_trace, is_late: true, ..Self::new(process, vm, number, self.version, functions, &self.room) }
     }
 
-    /// Starts what is written of the VM, with all symbols that there are by now.
+    /// Starts the outputs of the VM, with all symbols so far.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn start(&mut self, c_symbols: &CSymbols, out: &mut MemoryOutputs) -> Result<(), EngineError> {
         self.c_files = c_symbols.files().len();
         let all = (!self.is_late).then_some(c_symbols);
@@ -166,7 +167,7 @@ impl MemoryEvents {
     }
 
     fn new(process: &Process, vm: &Vm, number: usize, version: u8, functions: FunctionNames, room: &NameRoom) -> Self {
-        // What it takes is given back with it.
+        // The room that this VM takes becomes free with it.
         let room = room.of_another();
         Self {
             number,
@@ -191,8 +192,8 @@ impl MemoryEvents {
         }
     }
 
-    /// Reads what the VM has by now, of what events do not say themselves. Names of functions are looked for when there are events
-    /// of them: in a heap with a million prototypes that takes a while.
+    /// Reads those symbols of the VM that events do not carry. Names of functions are looked up at their first event: in a
+    /// heap with a million prototypes, that takes a while.
     fn read_symbols(&mut self, process: &Process) {
         let (memory, vm) = (self.memory, self.vm.clone());
         let mut first = FirstSymbols::within(&self.room);
@@ -220,7 +221,8 @@ impl MemoryEvents {
         self.first_symbols = Some(first);
     }
 
-    /// What has to be said of the name of a function before events of it, or of traces that start in it; once for each.
+    /// The symbol for a function's name, to be written before events of the function or of traces that start in it.
+    /// Returned once per function.
     fn name_of(&mut self, proto: u64, meaning: Meaning) -> Option<Symbol> {
         if !self.named.insert(proto) {
             return None;
@@ -229,7 +231,7 @@ impl MemoryEvents {
         Some(Annotation::FunctionName { proto, name }.to_symbol())
     }
 
-    /// Notes what the address of a prototype means; whether that is new. [`None`] if there is no room for it.
+    /// Notes the function at a prototype's address; returns whether that is new. [`None`] if there is no room for it.
     fn learn(&mut self, proto: u64, meaning: Meaning) -> Option<bool> {
         if self.known.get(&proto) == Some(&meaning) {
             return Some(false);
@@ -242,7 +244,7 @@ impl MemoryEvents {
         Some(true)
     }
 
-    /// Forgets what an address means, if it is that of a prototype: whether it is.
+    /// Forgets an address; returns whether a prototype was there.
     fn forget(&mut self, proto: u64) -> bool {
         let known = self.known.remove(&proto);
         if known.is_some() {
@@ -257,56 +259,56 @@ impl MemoryEvents {
         &self.vm
     }
 
-    /// Whether a record is of a trace, while the layout of traces is not decided.
+    /// Whether a record belongs to a trace while the layout of traces is still open.
     #[inline]
     pub fn is_undecided(&self, record: &AllocationRecord) -> bool {
         self.vm.leaves_traces_open() && matches!(record, AllocationRecord::Event(event) if is_on_trace(event))
     }
 
-    /// More was decided of the layout of its VM: what could not be told of its traces is forgotten.
+    /// Takes a VM with more of its layout decided, and forgets what could not be read of its traces.
     pub fn decide(&mut self, vm: Vm) {
         self.vm = vm;
         self.trace_lines = TraceLines::default();
     }
 
-    /// Its VM was closed without a call of its allocator: its first block, which is what `lua_close` leaves, is gone with the
-    /// rest of the allocator's memory.
+    /// Reports the free of the VM's first block. The VM was closed without a call of its allocator: the block, which is
+    /// what `lua_close` leaves to the end, went away with the rest of the allocator's memory.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn free_first_block(&mut self, out: &mut MemoryOutputs) -> Result<(), EngineError> {
         let Some(size) = self.vm.first_block_size() else { return Ok(()) };
         self.tally.freed += size;
         out.event(self.number, &Event::Free { source: Source::Internal, addr: self.vm.main_thread, size })
     }
 
-    /// What became of the events so far, which count elsewhere from now on.
+    /// The counts of the events so far; the caller counts these events from now on.
     pub fn take_tally(&mut self) -> MemoryTally {
         let unsearched = self.definitions.take_unsearched();
         MemoryTally { unsearched, ..std::mem::take(&mut self.tally) }
     }
 
-    /// Its number in the outputs.
+    /// The number of the VM in the outputs.
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// Whether a record is the last one of its VM, whose first block is freed.
+    /// Whether a record is the last one of its VM: the free of the VM's first block.
     #[inline]
     pub fn is_last(&self, record: &AllocationRecord) -> bool {
         matches!(record, AllocationRecord::Event(event)
             if event.pointer == self.vm.main_thread && event.kind == AllocationKind::Free as u8)
     }
 
-    /// What became of the events so far.
+    /// The counts of the events so far.
     pub fn tally(&self) -> MemoryTally {
         MemoryTally { unsearched: self.definitions.unsearched(), ..self.tally }
     }
 
-    /// Notes that time has passed: what can change meanwhile is looked at again.
+    /// Begins a batch: time has passed, so looks again at what may have changed.
     ///
     /// # Errors
-    /// The output cannot take the names that were found since.
+    /// The names that were found meanwhile cannot be written to the output.
     pub fn begin_batch(&mut self, out: &mut MemoryOutputs) -> Result<(), EngineError> {
         self.definitions.begin_batch(&self.memory, &self.vm);
         self.trace_lines.begin_batch();
@@ -322,7 +324,7 @@ impl MemoryEvents {
                 out.event(self.number, &Event::Symbol(Annotation::FunctionName { proto, name }.to_symbol()))?;
             }
         }
-        // Lines on traces and callers of C functions were shown without these names.
+        // Lines on traces, and callers of C functions, were shown without these names.
         if are_lines_named && out.shows_lines() {
             self.trace_lines.forget();
             self.c_callers.tell_again();
@@ -331,10 +333,10 @@ impl MemoryEvents {
         Ok(())
     }
 
-    /// Names an event, and hands it to `out`.
+    /// Names an event, and passes it to `out`.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn add(
         &mut self,
         event: &AllocationEvent,
@@ -351,7 +353,7 @@ impl MemoryEvents {
             Some(AllocationKind::Free) => {
                 self.tally.frees += 1;
                 self.tally.freed += old_size;
-                // Whatever lies at this address from now on is something else.
+                // From now on, other data is at this address.
                 if self.forget(pointer) {
                     out.forget_prototype(self.number, pointer);
                 }
@@ -379,7 +381,7 @@ impl MemoryEvents {
         }
     }
 
-    /// Counts the bytes that each trace allocates from now on.
+    /// Counts the bytes that each trace allocates, from now on.
     pub fn group_by_trace(&mut self) {
         self.by_trace = Some(TraceTable::default());
     }
@@ -398,7 +400,7 @@ impl MemoryEvents {
         }
     }
 
-    /// What reports show instead of the trace that caused an event: the Lua line, where that is certain.
+    /// The source that reports show instead of the trace of an event: the Lua line, if that is certain.
     fn line_on_trace(&mut self, place: Option<TracePlace>, out: &mut MemoryOutputs) -> Option<Source> {
         let place = place.filter(|_| out.shows_lines())?;
         let identity = *self.traces.identity(place.number)?;
@@ -414,14 +416,14 @@ impl MemoryEvents {
         Some(source)
     }
 
-    /// Which call of a C function an event is of, if it is one that Lua code has made.
+    /// The call of a C function that an event belongs to, if Lua code has made the call.
     fn call_of_c(&self, event: &AllocationEvent, source: Source) -> Option<CCall> {
         let Source::C { addr: function } = source else { return None };
         let meaning = *self.known.get(&event.caller)?;
         Some(CCall { function, prototype: event.caller, meaning, line: event.line })
     }
 
-    /// What reports show instead of a C function: that, and the line that has called it.
+    /// The source that reports show instead of a C function: the function with the line that has called it.
     fn caller_of_c(&mut self, call: CCall, out: &mut MemoryOutputs) -> Option<Source> {
         if !out.shows_lines() {
             return None;
@@ -430,7 +432,7 @@ impl MemoryEvents {
         let find = || {
             let key = Prototype::key_at(memory, &vm.layout, call.prototype).ok()?;
             let prototype = Prototype::read(memory, &vm.layout, key).ok()?;
-            // What it was may be gone by now.
+            // The caller may be gone by now.
             let chunk: Arc<str> = chunk_name(prototype.chunkname.as_bytes()).into();
             let symbol = c_functions.get(&call.function)?;
             (Meaning::of(&prototype) == call.meaning).then(|| {
@@ -451,7 +453,7 @@ impl MemoryEvents {
         Some(source)
     }
 
-    /// Who caused the event, with the symbols that say so written before.
+    /// The source of an event. Writes the symbols that it needs first.
     fn source(
         &mut self,
         event: &AllocationEvent,
@@ -485,10 +487,10 @@ impl MemoryEvents {
         Ok(Source::Lua { proto, line: u64::from(event.line) })
     }
 
-    /// Says what a prototype is that events name from now on.
+    /// Notes a prototype that later events name.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn name_prototype(&mut self, seen: &PrototypeSeen, out: &mut MemoryOutputs) -> Result<(), EngineError> {
         let name = match seen.name() {
             Some(name) if (seen.name_length as usize) <= NAME_SIZE => Cow::Borrowed(name),
@@ -511,16 +513,16 @@ impl MemoryEvents {
         if let Some(name) = self.name_of(seen.prototype, meaning) {
             out.event(self.number, &Event::Symbol(name))?;
         }
-        // The kernel half says the same again where it has forgotten that it did.
+        // The kernel half repeats a prototype after it has dropped it from its own table.
         if learned == Some(true) {
             self.definitions.see(&self.memory, &self.vm, seen.prototype);
         }
         Ok(())
     }
 
-    /// A name that did not come along in full: it is read where it was, if it is there still.
+    /// Reads a name that did not arrive completely from its original place, if it is still there.
     fn long_name(&self, seen: &PrototypeSeen, beginning: &[u8]) -> Vec<u8> {
-        /// What is longer is the source of a chunk, and nobody's name for it.
+        /// The longest name to read in bytes. Longer ones are the source code of a chunk, not a name.
         const LONGEST: usize = 1 << 16;
         let text = seen.chunkname.wrapping_add(u64::from(self.vm.layout.sizeof_str));
         match self.memory.read_bytes(text, LONGEST.min(seen.name_length as usize)) {
@@ -529,15 +531,15 @@ impl MemoryEvents {
         }
     }
 
-    /// Names a C function; gives the address that it has in the outputs.
+    /// Names a C function; returns its address in the outputs.
     fn name_c_function(
         &mut self,
         address: u64,
         c_symbols: &mut CSymbols,
         out: &mut MemoryOutputs,
     ) -> Result<u64, EngineError> {
-        // Libraries with C functions of Lua's stay where they are until their VM is closed
-        // (`lj_cf_package_unloadlib`, `lib_package.c`).
+        // Libraries with C functions for Lua stay loaded until their VM is closed (`lj_cf_package_unloadlib`,
+        // `lib_package.c`).
         if self.c_functions.contains_key(&address) {
             return Ok(address);
         }
@@ -561,19 +563,19 @@ impl MemoryEvents {
         };
         self.c_functions.insert(address, name.as_str().into());
         out.symbol_of_reports(self.number, Symbol::c(address, &name));
-        // The stream has no sizes: without a symbol of its own, the function would get its neighbour's name.
+        // Streams have no sizes of functions. Without a symbol of its own, this function would get its neighbour's name.
         if !has_start || self.is_late {
             out.symbol_of_stream(self.number, Symbol::c(address, &name))?;
         }
         Ok(address)
     }
 
-    /// Says which trace events name from now on.
+    /// Notes a trace that later events name.
     pub fn see_trace(&mut self, seen: &TraceSeen) {
         self.traces.see(seen);
     }
 
-    /// A trace that was named.
+    /// The source for a trace that was named.
     fn trace(&mut self, number: u64, out: &mut MemoryOutputs) -> Result<Source, EngineError> {
         let start = self.traces.start(number).and_then(|(proto, line)| {
             let meaning = *self.known.get(&proto)?;
@@ -583,10 +585,10 @@ impl MemoryEvents {
         self.trace_from(number, start.unwrap_or(Start::Lost), out)
     }
 
-    /// A trace that starts there, with the symbols that say so written before.
+    /// The source for a trace with this start. Writes the symbols that it needs first.
     fn trace_from(&mut self, number: u64, start: Start, out: &mut MemoryOutputs) -> Result<Source, EngineError> {
         match self.version {
-            // Traces are no symbols that come as events yet, but sources that name their machine code.
+            // In these versions, traces are not symbols in events, but sources with the address of their machine code.
             ..SYMBOLS_AS_EVENTS => {
                 let mcode = self.traces.identity(number).filter(|_| start != Start::Lost).map(|known| known.mcode);
                 Ok(Source::Trace { number, mcode: (self.version == 2).then_some(mcode.unwrap_or(0)) })
@@ -607,7 +609,7 @@ impl MemoryEvents {
     }
 }
 
-/// Whether a trace has caused an event.
+/// Whether a trace has caused the event.
 fn is_on_trace(event: &AllocationEvent) -> bool {
     [AllocationSource::Trace as u8, AllocationSource::LostTrace as u8].contains(&event.source)
 }
@@ -616,7 +618,7 @@ fn lua_symbol(prototype: &Prototype) -> Symbol {
     Symbol::lua(prototype.key.address, prototype.chunkname.as_bytes(), u64::from(prototype.key.firstline))
 }
 
-/// The function in which a trace starts, and the line.
+/// The function and the line at which a trace starts.
 fn start_of(
     memory: &ProcessMemory,
     vm: &Vm,

@@ -1,8 +1,8 @@
-//! What a stream says of a VM before its events: what these cannot say themselves.
+//! The symbols of a VM that its stream has before the first event, because events cannot carry them.
 //!
-//! Each prototype is named by the programs in the kernel before the first event of it, so a stream has the names of those that
-//! allocate, and attaching takes no longer where there are a million others. Before version 3 streams have no room for names
-//! among events: then all that are there are read first.
+//! The programs in the kernel report each prototype before its first event. So a stream has the names of those functions
+//! that allocate, and attaching is fast even in a process with a million others. Before version 3, streams cannot have
+//! names among events; then lj-trace reads all existing prototypes first.
 
 use std::ops::ControlFlow;
 
@@ -18,19 +18,19 @@ pub const SYMBOLS_AS_EVENTS: u8 = 3;
 /// The first symbols of a VM's stream.
 #[derive(Debug)]
 pub struct FirstSymbols {
-    /// These.
+    /// The symbols.
     pub symbols: Vec<Symbol>,
-    /// What they take, until they are written.
+    /// The room that they take until they are written.
     room: NameRoom,
 }
 
 impl FirstSymbols {
-    /// None yet; they take of what is left of `room`.
+    /// No symbols yet. They will take memory of `room`.
     pub fn within(room: &NameRoom) -> Self {
         Self { symbols: Vec::new(), room: room.of_another() }
     }
 
-    /// Reads the prototypes of a VM, if streams of this `version` need them at first, and as far as there is room.
+    /// Reads the prototypes of a VM as far as there is room, if streams of this `version` need them at the beginning.
     pub fn read_prototypes(&mut self, memory: &ProcessMemory, vm: &Vm, version: u8) {
         if version >= SYMBOLS_AS_EVENTS {
             return;

@@ -10,26 +10,26 @@ use crate::error::EngineError;
 use crate::output::OutputFile;
 use crate::output::files::cannot_write;
 
-/// The file that a ledger goes to.
+/// The file of a ledger.
 pub struct LedgerFile {
     path: PathBuf,
     file: OutputFile,
 }
 
 impl LedgerFile {
-    /// Opens it: what is in it stays until there is a ledger.
+    /// Opens the file. Its previous contents stay until the ledger is written.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn open(path: &Path) -> Result<Self, EngineError> {
         let file = OutputFile::open(path).map_err(|error| cannot_write(path, &error))?;
         Ok(Self { path: path.to_owned(), file })
     }
 
-    /// Writes the ledger; gives the file's path.
+    /// Writes the ledger; returns the path of the file.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn write(mut self, ledger: &Ledger) -> Result<PathBuf, EngineError> {
         writeln!(self.file, "{}", ledger.json()).map_err(|error| cannot_write(&self.path, &error))?;
         Ok(self.path)
@@ -39,16 +39,16 @@ impl LedgerFile {
 /// What became of the calls of one VM's allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmCalls {
-    /// What the BPF program has counted.
+    /// The counts of the BPF programs.
     pub counted: VmTally,
-    /// Events that are in the outputs.
+    /// The number of events in the outputs.
     pub recorded: u64,
-    /// Events that were not worked off when the time was over.
+    /// The number of events that were not processed in time.
     pub unread: u64,
 }
 
 impl VmCalls {
-    /// Events that were handed over and have not arrived, or the other way round.
+    /// The number of events that were sent but have not arrived, or the other way round.
     fn astray(&self) -> u64 {
         self.counted.written.abs_diff(self.recorded + self.unread)
     }
@@ -68,18 +68,18 @@ impl VmCalls {
     }
 }
 
-/// Calls that belong to none of the VMs that are recorded, by reason.
+/// Calls that belong to none of the recorded VMs, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OtherCalls {
-    /// Of VMs that are known and not recorded: only one is, or nothing of them has arrived.
+    /// Calls of VMs that are known but not recorded: only one VM is recorded, or no data of the VM has arrived.
     pub of_others: u64,
-    /// For something else than a VM, or for one that was not known yet.
+    /// Calls for something that is not a VM, or for a VM that was not known yet.
     pub unknown: u64,
-    /// Of VMs that came into being when there was no room for more.
+    /// Calls of VMs that were created when there was no room for more.
     pub beyond: u64,
-    /// Which may have made a VM when recording ended, or would have, if there had been memory.
+    /// Calls that may have been creating a VM when recording ended, or whose VM was never created for lack of memory.
     pub undecided: u64,
-    /// Of more threads at once than there is room for.
+    /// Calls of threads beyond the number of threads for which there is room.
     pub threads: u64,
 }
 
@@ -89,30 +89,30 @@ impl OtherCalls {
     }
 }
 
-/// The ledger of a recording. Of VMs that balance only the sum is kept: a program may make a thousand of them.
+/// The ledger of a recording. For VMs whose accounts balance, only the sum is kept: a program may create a thousand VMs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
-    /// Calls that the probes have seen while recording was on.
+    /// Calls that the probes have seen during the recording.
     pub seen: u64,
-    /// Calls that they have seen before it began, or after it ended.
+    /// Calls that the probes have seen before the recording began or after it ended.
     pub outside: u64,
-    /// Calls of no VM that is recorded.
+    /// Calls that belong to no recorded VM.
     pub others: OtherCalls,
-    /// How many VMs there were.
+    /// The number of VMs.
     pub vms: u64,
     sum: VmCalls,
-    /// Those that do not balance, by their numbers, from 1 on.
+    /// The VMs whose accounts do not balance, by number, from 1 on.
     odd: Vec<(usize, VmCalls)>,
-    /// Changes of allocators whose calls were not seen for a while.
+    /// Changes of allocators with a period in which calls were not seen.
     gaps: Vec<Gap>,
 }
 
-/// A VM was given another allocator, which was probed a moment later.
+/// A period in which calls of a VM may not have been seen: the VM got another allocator, which was probed a moment later.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gap {
     /// The VM's number, from 1 on.
     pub vm: usize,
-    /// For how many seconds calls may not have been seen, at most.
+    /// The most seconds for which calls may not have been seen.
     pub seconds: f64,
     /// Whether the new allocator is probed.
     pub followed: bool,
@@ -120,11 +120,11 @@ pub struct Gap {
 
 impl Eq for Gap {}
 
-/// So many rows are kept.
+/// The most rows to keep.
 const ROWS: usize = 100;
 
 impl Ledger {
-    /// Enters what became of the calls of a VM, whose number counts from 0.
+    /// Adds the account of a VM. Its number counts from 0.
     pub fn enter(&mut self, number: usize, calls: &VmCalls) {
         self.vms += 1;
         self.sum.add(calls);
@@ -133,35 +133,36 @@ impl Ledger {
         }
     }
 
-    /// Notes that calls of a VM were not seen for a while.
+    /// Notes a period in which calls of a VM were not seen.
     pub fn note_gap(&mut self, gap: Gap) {
         if self.gaps.len() < ROWS {
             self.gaps.push(gap);
         }
     }
 
-    /// Calls that no row tells of, in whole numbers: less than 0 if rows tell of more than were seen.
+    /// The number of calls that no row explains; negative if rows explain more calls than were seen.
     fn open(&self) -> i128 {
         i128::from(self.seen) - i128::from(self.sum.counted.calls) - i128::from(self.others.sum())
     }
 
-    /// Whether it is known of every call what became of it.
+    /// Whether the ledger explains every call.
     pub fn balances(&self) -> bool {
         self.open() == 0 && self.sum.counted.unfinished() == 0 && self.odd.iter().all(|(_, calls)| calls.balances())
     }
 
-    /// Allocations that failed, and frees of nothing: calls that are no events.
+    /// Calls that make no events: allocations that failed, and frees of nothing.
     pub fn no_events(&self) -> [(&'static str, u64); 2] {
         let VmTally { failed, nothing_freed, .. } = self.sum.counted;
         [("allocations that failed", failed), ("frees of nothing", nothing_freed)]
     }
 
-    /// Events lost since the ring buffer was full.
+    /// Events that were lost because the ring buffer was full.
     pub fn ring_full(&self) -> u64 {
         self.sum.counted.ring_full
     }
 
-    /// What became of the calls: reasons, with their numbers. They add up to all calls that were seen, if it balances.
+    /// What became of the calls: reasons with their numbers. If the ledger balances, they add up to all calls that were
+    /// seen.
     pub fn rows(&self) -> Vec<(&'static str, u64)> {
         let Self { others, sum, .. } = self;
         let VmTally { failed, nothing_freed, ring_full, .. } = sum.counted;
@@ -181,7 +182,7 @@ impl Ledger {
         rows
     }
 
-    /// What it leaves open, in one line; [`None`] if it balances.
+    /// What the ledger does not explain, in one line; [`None`] if it balances.
     pub fn fault(&self) -> Option<String> {
         if self.balances() {
             return None;
@@ -201,7 +202,7 @@ impl Ledger {
         Some(parts.join(", "))
     }
 
-    /// For the summary: one line if it balances, else every row, and the VMs that it does not for.
+    /// The lines for the summary: one line if the ledger balances, else every row, and each VM that does not balance.
     pub fn lines(&self) -> Vec<String> {
         let rows: Vec<_> = self.rows().iter().map(|(what, calls)| format!("{calls} {what}")).collect();
         let vms = if self.vms == 1 { "1 VM".to_owned() } else { format!("{} VMs", self.vms) };
@@ -218,7 +219,7 @@ impl Ledger {
         lines
     }
 
-    /// The same as JSON: an object.
+    /// The ledger as a JSON object.
     pub fn json(&self) -> String {
         let rows: Map<String, Value> =
             self.rows().iter().map(|(what, calls)| ((*what).to_owned(), json!(calls))).collect();

@@ -1,4 +1,4 @@
-//! The trait of those that observe allocations while they are recorded.
+//! The trait of code that observes allocations during a recording.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -6,20 +6,20 @@ use std::rc::Rc;
 use lj_trace_profile::Frame;
 use lj_trace_streams::memprof::{Event, Source};
 
-/// Takes in allocation events beside the outputs of a recording.
+/// Observes allocation events besides the outputs of a recording.
 pub trait AllocationListener {
-    /// An event of the VM with this number. The symbols that its events need are events too, and come before them.
+    /// Takes an event of the VM with this number. The symbols that the event needs are events, too, and come before it.
     fn event(&mut self, vm: usize, event: &Event);
 
-    /// Which Lua line a source on a trace is, before the first event that has it.
+    /// Takes the Lua line of a source on a trace, before the first event with that source.
     fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>);
 
-    /// A prototype of a VM was freed: its address may mean something else later.
+    /// Notes that a prototype of a VM was freed. Its address may belong to another function later.
     fn forget_prototype(&mut self, vm: usize, proto: u64);
 
-    /// Nothing of what [`line`](Self::line) said of a VM is taken for known any more.
+    /// Forgets all calls of [`line`](Self::line) for a VM.
     fn forget_lines(&mut self, vm: usize);
 }
 
-/// The live view's ear: it hears the symbols that a VM begins with, so it must be there before the probes are.
+/// The listener of the live view. It needs the first symbols of each VM, so it must exist before the probes are attached.
 pub type SharedListener = Rc<RefCell<dyn AllocationListener>>;

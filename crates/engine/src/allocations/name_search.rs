@@ -1,7 +1,8 @@
 //! Looks for the names of functions in a thread of its own.
 //!
-//! In a heap of a million functions the first name takes seconds, since the search walks over the list of all objects. Draining
-//! does not wait for that: it waits for some milliseconds, which is enough in most programs. What takes longer comes later.
+//! In a heap with a million functions, the first name takes seconds, since the search walks the list of all objects.
+//! Draining does not wait for that: it waits for some milliseconds, which is enough for most programs. Names that take
+//! longer come later.
 
 use std::collections::HashSet;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -10,41 +11,41 @@ use std::time::{Duration, Instant};
 
 use lj_trace_process::privileges::{self, Capabilities, Capability};
 
-/// What finds names, here or in the thread.
+/// Finds names, in the caller's thread or in the thread of the search.
 pub trait Finder: Default + Send + 'static {
-    /// What is asked for.
+    /// A question.
     type Wanted: Send + 'static;
-    /// What is found, of which one question may have several.
+    /// An answer. A question may have several.
     type Found: Send + 'static;
 
-    /// Answers a question. It ends early where nobody wants what it found any more, which `found` says.
+    /// Answers a question. Ends early if `found` returns false, because the answers are no longer needed.
     fn find(&mut self, wanted: Self::Wanted, found: &mut dyn FnMut(Self::Found) -> bool);
 
-    /// Where that is whose name was found.
+    /// The address of the function that an answer names.
     fn address(found: &Self::Found) -> u64;
 
-    /// Forgets what is at an address that was freed.
+    /// Forgets a function whose address was freed.
     fn forget(&mut self, address: u64);
 
-    /// Notes that time has passed.
+    /// Begins a batch: time has passed.
     fn begin_batch(&mut self);
 
-    /// How many names would have taken too much work, since this was asked last.
+    /// The number of names that would have taken too much work, since the last call.
     fn take_unsearched(&mut self) -> u64;
 }
 
-/// A finder, and what it is to find.
+/// A finder, and the questions that it has to answer.
 pub struct NameSearch<F: Finder> {
-    /// Here, unless the thread has it.
+    /// The finder; [`None`] while the thread has it.
     finder: Option<F>,
     job: Option<Job<F>>,
     waiting: Vec<F::Wanted>,
     has_asked: bool,
-    /// What was freed while the thread has the finder: what it answers of these addresses is not true any more.
+    /// Addresses that were freed while the thread has the finder. Its answers for these are outdated.
     forgotten: HashSet<u64>,
-    /// Batches that began meanwhile.
+    /// The number of batches that have begun meanwhile.
     batches: u32,
-    /// How long is still waited for answers in this batch.
+    /// How much longer to wait for answers in this batch.
     patience: Duration,
     unsearched: u64,
 }
@@ -54,21 +55,21 @@ struct Job<F: Finder> {
     thread: JoinHandle<F>,
 }
 
-/// How long is waited for answers in the batch of the first question: the buffers take what comes for some tenths of a second,
-/// and are empty then.
+/// How long to wait for answers in the batch of the first question. The buffers are empty then, and have room for some
+/// tenths of a second.
 const FIRST_PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long is waited in each batch after that.
+/// How long to wait for answers in each later batch.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// So many questions wait at most; those beyond are not answered.
+/// The most waiting questions. Further questions are not answered.
 const MAX_WAITING: usize = 1 << 16;
 
-/// So much that was freed is noted at most while the finder is away; beyond that it begins anew, and its answers count for
-/// nothing.
+/// The most freed addresses to remember while the thread has the finder. Beyond it, a new finder starts, and the answers of
+/// the old one are dropped.
 const MAX_FORGOTTEN: usize = 1 << 16;
 
-/// So many answers wait at most: then the thread does.
+/// The most waiting answers. Beyond it, the thread waits.
 const MAX_FOUND: usize = 1 << 8;
 
 impl<F: Finder> Default for NameSearch<F> {
@@ -87,7 +88,7 @@ impl<F: Finder> Default for NameSearch<F> {
 }
 
 impl<F: Finder> NameSearch<F> {
-    /// Notes that time has passed, and takes what was found by now.
+    /// Begins a batch: time has passed. Takes the answers so far.
     pub fn begin_batch(&mut self, take: impl FnMut(F::Found)) {
         self.patience = if self.has_asked { PATIENCE } else { FIRST_PATIENCE };
         match &mut self.finder {
@@ -97,7 +98,7 @@ impl<F: Finder> NameSearch<F> {
         self.receive(Duration::ZERO, take);
     }
 
-    /// Asks; false if there is no room for more questions, which is counted.
+    /// Asks a question. Returns false if there is no room for it, and counts it then.
     pub fn ask(&mut self, wanted: F::Wanted) -> bool {
         self.has_asked = true;
         let has_room = self.waiting.len() < MAX_WAITING;
@@ -109,12 +110,12 @@ impl<F: Finder> NameSearch<F> {
         has_room
     }
 
-    /// Counts a name that is not looked for.
+    /// Counts a name that is not searched.
     pub fn refuse(&mut self) {
         self.unsearched = self.unsearched.saturating_add(1);
     }
 
-    /// Begins to look for what was asked, unless it is being looked for something already. `prepare` says where.
+    /// Begins to answer the waiting questions, unless a search is under way. `prepare` sets up the finder.
     pub fn start(&mut self, prepare: impl FnOnce(&mut F)) {
         if self.waiting.is_empty() {
             return;
@@ -126,7 +127,7 @@ impl<F: Finder> NameSearch<F> {
         let run = move || look(finder, wanted, &to);
         match thread::Builder::new().name("names".to_owned()).spawn(run) {
             Ok(thread) => self.job = Some(Job { found, thread }),
-            // The finder is gone with it.
+            // The finder is lost with the thread.
             Err(_) => {
                 self.finder = Some(F::default());
                 self.unsearched += questions as u64;
@@ -134,8 +135,8 @@ impl<F: Finder> NameSearch<F> {
         }
     }
 
-    /// Asks, and takes answers until `is_it` of one, or the patience of this batch is at its end. Whether it was answered;
-    /// [`None`] if there is no room for the question.
+    /// Asks a question, and takes answers until `is_it` is true for one of them, or until the patience of this batch is
+    /// used up. Returns whether the question was answered; [`None`] if there is no room for it.
     pub fn ask_and_wait(
         &mut self,
         wanted: F::Wanted,
@@ -149,7 +150,7 @@ impl<F: Finder> NameSearch<F> {
         let mut is_answered = false;
         loop {
             self.start(&prepare);
-            // What is under way first is none of ours: once it is over, ours begins.
+            // If a search is under way, its questions come first. Ours starts when it is over.
             let is_asked = self.waiting.is_empty();
             self.wait(&mut take, |found| {
                 is_answered |= is_it(found);
@@ -161,7 +162,8 @@ impl<F: Finder> NameSearch<F> {
         }
     }
 
-    /// Takes answers until `is_enough` of one, or nothing is looked for, or the patience of this batch is at its end.
+    /// Takes answers until `is_enough` is true for one of them, no search is under way, or the patience of this batch is
+    /// used up.
     fn wait(&mut self, mut take: impl FnMut(F::Found), mut is_enough: impl FnMut(&F::Found) -> bool) {
         let began = Instant::now();
         while let Some(job) = &self.job {
@@ -182,7 +184,7 @@ impl<F: Finder> NameSearch<F> {
         self.patience = self.patience.saturating_sub(began.elapsed());
     }
 
-    /// Forgets what is at an address that was freed.
+    /// Forgets a function whose address was freed.
     pub fn forget(&mut self, address: u64) {
         match &mut self.finder {
             Some(finder) => finder.forget(address),
@@ -191,32 +193,33 @@ impl<F: Finder> NameSearch<F> {
         }
     }
 
-    /// Whether an answer is of what was freed since the thread began. What is at that address by now is asked for anew.
+    /// Whether an answer is for an address that was freed since the thread began. The function that is there now needs a
+    /// new question.
     fn is_forgotten(&self, found: &F::Found) -> bool {
         self.forgotten.len() > MAX_FORGOTTEN || self.forgotten.contains(&F::address(found))
     }
 
-    /// How many names are not looked for, or would take too much work, since they were taken last.
+    /// The number of names that are not searched, or would take too much work, since the last call of `take_unsearched`.
     pub fn unsearched(&self) -> u64 {
         self.unsearched
     }
 
-    /// The same number, which counts elsewhere from now on.
+    /// The same number; the caller counts these names from now on.
     pub fn take_unsearched(&mut self) -> u64 {
         std::mem::take(&mut self.unsearched)
     }
 
-    /// Takes what there is, for no longer than this.
+    /// Takes the answers that are ready, waiting at most this long.
     fn receive(&mut self, time: Duration, take: impl FnMut(F::Found)) {
         let patience = std::mem::replace(&mut self.patience, time);
         self.wait(take, |_| false);
         self.patience = patience;
     }
 
-    /// Takes the finder back.
+    /// Takes the finder back from the thread.
     fn end_job(&mut self) {
         let Some(job) = self.job.take() else { return };
-        // One that has panicked begins anew.
+        // If the thread has panicked, a new finder starts.
         let mut finder = job.thread.join().unwrap_or_default();
         self.unsearched += finder.take_unsearched();
         if self.forgotten.len() > MAX_FORGOTTEN {
@@ -228,9 +231,9 @@ impl<F: Finder> NameSearch<F> {
     }
 }
 
-/// What the thread does.
+/// The body of the thread.
 fn look<F: Finder>(mut finder: F, wanted: Vec<F::Wanted>, to: &SyncSender<F::Found>) -> F {
-    // It began with all that lj-trace has, and reads memory alone.
+    // A new thread has all privileges of lj-trace. This one only reads memory.
     let _ = privileges::keep_only(Capabilities::of(&[Capability::SysPtrace]));
     let mut is_wanted = true;
     for wanted in wanted {
@@ -251,7 +254,7 @@ mod tests {
 
     use super::*;
 
-    /// Finds nothing before it may: as in a heap that is large.
+    /// Finds nothing until it is allowed to, as in a large heap.
     #[derive(Default)]
     struct Slow {
         may: Arc<(Mutex<bool>, Condvar)>,
@@ -287,7 +290,7 @@ mod tests {
         }
     }
 
-    /// Asks for one name as long as there is patience.
+    /// Asks for one name, and waits as long as there is patience.
     fn ask(search: &mut NameSearch<Slow>, number: u64, found: &mut Vec<u64>) {
         search.ask_and_wait(number, |_| (), |number| found.push(number), |found| *found == number);
     }
@@ -297,13 +300,13 @@ mod tests {
         let mut search = NameSearch::<Slow>::default();
         let may = search.finder.as_ref().unwrap().may.clone();
         let (mut found, began) = (Vec::new(), Instant::now());
-        // The walk would never end: all of this happens while it is on its way.
+        // The search does not end: everything here happens while it is under way.
         for batch in 0..3 {
             search.begin_batch(|_| panic!("there is nothing yet"));
             (0..1000).for_each(|number| ask(&mut search, 1000 * batch + number, &mut found));
             assert!(search.patience.is_zero());
         }
-        // Each batch has waited once. The rest is what a machine without time for us takes.
+        // Each batch has waited once. The rest is the time in which the machine did not run this thread.
         assert!(began.elapsed() < FIRST_PATIENCE + 2 * PATIENCE + Duration::from_secs(20), "{:?}", began.elapsed());
         assert!(found.is_empty() && search.job.is_some());
         search.forget(0);
@@ -325,10 +328,11 @@ mod tests {
         assert!(finder.batches >= 3 && search.unsearched() == 0);
     }
 
-    /// Addresses are used again: at random moments of a search one is freed, and what is there next is asked for.
+    /// Addresses are reused: at random moments of a search, an address is freed, and there is a question for its next
+    /// function.
     #[test]
     fn an_answer_of_what_was_freed_is_never_that_of_what_is_there_now() {
-        /// Answers with what was at an address as it was asked.
+        /// Answers with the function that was at an address when the question was asked.
         #[derive(Default)]
         struct Dated(Vec<u64>);
         impl Finder for Dated {
@@ -357,8 +361,8 @@ mod tests {
             assert!(began.elapsed() < Duration::from_secs(120), "{answers} answers in two minutes");
             let address = random.usize(..256);
             match random.u8(..20) {
-                // What has not been asked by the thread yet is asked of what is there: as `HeapNames` does by the meaning.
-                // Few while one search is under way, however slow that is: else none of its answers would count.
+                // Drop questions about freed addresses that the thread has not answered, as `HeapNames` does by the meaning.
+                // Free only a few addresses while a search is under way, however slow it is: else none of its answers counts.
                 0 if search.forgotten.len() < 8 => {
                     search.waiting.retain(|wanted| wanted.0 != address as u64);
                     search.forget(address as u64);
@@ -382,7 +386,7 @@ mod tests {
         *search.finder.as_ref().unwrap().may.0.lock().unwrap() = true;
         let mut found = Vec::new();
         for number in 0..50 {
-            // As long as the machine has time for the thread at all.
+            // As long as the machine runs the thread at all.
             search.patience = Duration::from_secs(60);
             ask(&mut search, number, &mut found);
             assert_eq!(found.last(), Some(&number));

@@ -24,24 +24,24 @@ use crate::output::{ReportFile, stream_file};
 use crate::resolve::Resolved;
 use crate::sink::{Interval, Sink, end_all, show_all};
 
-/// What a recording of allocations is to become.
+/// The options for the outputs of an allocation recording.
 #[derive(Clone)]
 pub struct MemoryOutputOptions {
-    /// The files; none if somebody only looks on.
+    /// The files; empty if a listener is the only output.
     pub files: OutputFiles,
     /// Version of the streams: 1, 2 or 3.
     pub version: u8,
-    /// How many VMs there are.
+    /// The number of VMs.
     pub vms: usize,
-    /// What is recorded, for titles: a command and its pid.
+    /// What is recorded, for titles: a command and its process id.
     pub title: String,
-    /// What reports weigh the sources of events by.
+    /// The weight of sources in reports.
     pub weight: Weight,
-    /// If reports are of the whole stacks of every Nth allocation: that N.
+    /// N, if reports show whole stacks of every Nth allocation.
     pub stack_every: Option<u32>,
-    /// If there are no outputs, but somebody who looks on.
+    /// The listener, if there is one in place of outputs.
     pub live: Option<SharedListener>,
-    /// Whether the events are of windows, and the rest is to be estimated.
+    /// Whether the events come from windows, and the rest has to be estimated.
     pub windows: bool,
 }
 
@@ -51,19 +51,19 @@ pub struct MemoryOutputs {
     version: u8,
     vms: usize,
     files: Vec<StreamFile>,
-    /// The streams of VMs that were closed, and the size of the largest.
+    /// The paths of the streams of closed VMs, and the size of the largest of them.
     ended: Vec<PathBuf>,
     size_of_ended: u64,
     reports: Reports,
-    /// Of a recording in windows.
+    /// The estimation of a recording in windows.
     estimation: Option<Box<Estimation>>,
     live: Option<SharedListener>,
     began: SystemTime,
-    /// The losses that earlier intervals tell.
+    /// The losses that earlier intervals have reported.
     told: SinceThen,
 }
 
-/// What the reports are of.
+/// The contents of the reports.
 enum Reports {
     None,
     /// The sources of all events.
@@ -73,7 +73,7 @@ enum Reports {
     },
     /// The stacks of some allocations.
     Stacks(Box<AllocationStacks>),
-    /// The sources, as they are estimated.
+    /// The estimated sources.
     Estimated(Vec<Box<dyn Sink>>),
 }
 
@@ -86,18 +86,18 @@ struct StreamFile {
 
 type Writer = MemprofWriter<Box<dyn Write>>;
 
-/// What is in the file of a stream.
+/// The state of a stream's file.
 enum Content {
-    /// Nothing yet.
+    /// Not started yet.
     Nothing(Box<dyn Write>),
-    /// A stream.
+    /// A stream under way.
     Stream(Writer),
     /// A stream that has ended, or cannot be written any more.
     Ended,
 }
 
 impl MemoryOutputs {
-    /// As [`MemoryProfile::next_growth`].
+    /// The same as [`MemoryProfile::next_growth`].
     pub fn next_growth(&self) -> u64 {
         match &self.reports {
             Reports::Sources { profile, .. } => profile.next_growth(),
@@ -108,7 +108,7 @@ impl MemoryOutputs {
     /// Opens the reports; [`start`](Self::start) opens the streams.
     ///
     /// # Errors
-    /// A usage error for a format that a memory profile does not have; an I/O error for what cannot be written.
+    /// A usage error for a format that a memory profile does not have; an I/O error for an output that cannot be written.
     pub fn open(options: &MemoryOutputOptions) -> Result<Self, EngineError> {
         let OutputFiles { streams, reports } = options.files.clone();
         if options.vms > 1 && streams.iter().any(|path| path == Path::new("-")) {
@@ -146,7 +146,7 @@ impl MemoryOutputs {
         })
     }
 
-    /// Whether there are streams that have room for the symbols of C functions.
+    /// Whether there are streams with room for the symbols of C functions.
     pub fn want_c_symbols(&self) -> bool {
         !self.streams.is_empty() && self.version >= 3
     }
@@ -160,11 +160,11 @@ impl MemoryOutputs {
     /// Creates the files of a VM's streams. VMs are numbered from zero.
     ///
     /// # Errors
-    /// One of them cannot be created.
+    /// A file cannot be created.
     pub fn create(&mut self, vm: usize) -> Result<(), EngineError> {
-        // A stream is of one VM: on standard output that is the first.
+        // A stream has one VM. Standard output gets the first VM.
         for path in self.streams.iter().filter(|path| vm == 0 || *path != Path::new("-")) {
-            // A VM that comes into being later gets a number even if there was but one at first.
+            // A VM that is created later gets a number, even if there was only one VM at first.
             let path = if self.vms == 1 && vm == 0 { path.clone() } else { numbered(path, vm + 1) };
             let content = Content::Nothing(stream_file::create(&path)?);
             self.files.push(StreamFile { path, vm, version: self.version, content });
@@ -172,7 +172,7 @@ impl MemoryOutputs {
         Ok(())
     }
 
-    /// Starts what is written of a VM, with the symbols that it has by now, and those of C functions, if it is to have all.
+    /// Starts the outputs of a VM with its symbols so far, and with those of C functions if `c_symbols` is set.
     ///
     /// # Errors
     /// A stream cannot be written.
@@ -187,12 +187,12 @@ impl MemoryOutputs {
         Ok(())
     }
 
-    /// Ends the streams of a VM that was closed: `lost` is what never arrived of its events, by reason.
+    /// Ends the streams of a closed VM. `lost` are its events that never arrived, by reason.
     ///
     /// # Errors
-    /// One of them cannot be written.
+    /// A stream cannot be written.
     pub fn end_vm(&mut self, vm: usize, lost: &[(&'static str, u64)]) -> Result<(), EngineError> {
-        // What windows are to say at the end is not known yet.
+        // The results of windows, which belong at the end of a stream, are not known yet.
         if self.estimation.is_some() {
             return Ok(());
         }
@@ -208,7 +208,7 @@ impl MemoryOutputs {
         outcome
     }
 
-    /// Adds a symbol to a VM's streams alone.
+    /// Adds a symbol to a VM's streams only.
     ///
     /// # Errors
     /// A stream cannot be written any more.
@@ -218,12 +218,12 @@ impl MemoryOutputs {
         streams.try_for_each(|stream| stream.write(|writer| writer.event(&event)))
     }
 
-    /// Adds a symbol of a VM to the reports alone.
+    /// Adds a symbol of a VM to the reports only.
     pub fn symbol_of_reports(&mut self, vm: usize, symbol: Symbol) {
         self.report(vm, &Event::Symbol(symbol));
     }
 
-    /// Adds an event of a VM to what people look at.
+    /// Adds an event of a VM to reports and listeners.
     #[inline]
     fn report(&mut self, vm: usize, event: &Event) {
         if let Reports::Sources { profile, .. } = &mut self.reports {
@@ -238,7 +238,7 @@ impl MemoryOutputs {
         }
     }
 
-    /// The next events are in the window of whose number these are the lower bits.
+    /// Sets the window of the next events, by the lower bits of its number.
     #[inline]
     pub fn enter_window(&mut self, window: u8) {
         if let Some(estimation) = &mut self.estimation {
@@ -246,7 +246,7 @@ impl MemoryOutputs {
         }
     }
 
-    /// The estimate that is made, if the events are of windows.
+    /// The estimation, if the events come from windows.
     pub fn estimation(&mut self) -> Option<&mut Estimation> {
         self.estimation.as_deref_mut()
     }
@@ -260,12 +260,12 @@ impl MemoryOutputs {
         self.event_shown(vm, event, event)
     }
 
-    /// Whether something shows where on a trace an allocation is made.
+    /// Whether an output shows the line on a trace at which an allocation happens.
     pub fn shows_lines(&self) -> bool {
         matches!(self.reports, Reports::Sources { .. }) || self.live.is_some() || self.estimation.is_some()
     }
 
-    /// A prototype of a VM was freed: its address may mean something else later.
+    /// Notes that a prototype of a VM was freed. Its address may belong to another function later.
     pub fn forget_prototype(&mut self, vm: usize, proto: u64) {
         if let Reports::Sources { profile, .. } = &mut self.reports {
             profile.forget_prototype(vm, proto);
@@ -278,7 +278,7 @@ impl MemoryOutputs {
         }
     }
 
-    /// Forgets all that [`line`](Self::line) said of a VM.
+    /// Forgets all calls of [`line`](Self::line) for a VM.
     pub fn forget_lines(&mut self, vm: usize) {
         if let Reports::Sources { profile, .. } = &mut self.reports {
             profile.forget_lines(vm);
@@ -291,7 +291,7 @@ impl MemoryOutputs {
         }
     }
 
-    /// Bytes of sources that were too rare to have room for each.
+    /// The bytes of sources that were too rare to have entries of their own.
     pub fn folded(&self) -> u64 {
         match &self.reports {
             Reports::Sources { profile, .. } => profile.folded(),
@@ -299,7 +299,7 @@ impl MemoryOutputs {
         }
     }
 
-    /// Says which Lua line a source on a trace is, for what shows more than a stream has room for.
+    /// Sets the Lua line of a source on a trace, for outputs that show more than a stream can.
     pub fn line(&mut self, vm: usize, source: Source, line: TraceLine) {
         if let Some(estimation) = &mut self.estimation {
             estimation.line(vm, source, line.clone());
@@ -313,7 +313,7 @@ impl MemoryOutputs {
         }
     }
 
-    /// Adds an event of a VM to all outputs; to reports as `shown`.
+    /// Adds an event of a VM to all outputs. Reports get `shown` instead.
     ///
     /// # Errors
     /// As [`Self::event`].
@@ -331,7 +331,7 @@ impl MemoryOutputs {
         }
     }
 
-    /// The answer: who allocates, and who holds, in a sentence each, if a report or an estimate is made.
+    /// The answer: who allocates, and who holds, in a sentence each, if there is a report or an estimate.
     pub fn answer(&mut self, room: Room) -> Vec<String> {
         match (&self.reports, &mut self.estimation) {
             (_, Some(estimation)) => estimation.profile().sentences(room),
@@ -340,15 +340,15 @@ impl MemoryOutputs {
         }
     }
 
-    /// Writes streams out as far as they are.
+    /// Writes the buffered data of the streams to their files.
     ///
     /// # Errors
-    /// One of them cannot be written.
+    /// A stream cannot be written.
     pub fn flush(&mut self) -> Result<(), EngineError> {
         self.files.iter_mut().try_for_each(|stream| stream.write(MemprofWriter::flush))
     }
 
-    /// Writes what there is so far, and returns the paths: reports are rewritten at the end.
+    /// Writes the outputs so far, and returns their paths. Reports are written again at the end.
     ///
     /// # Errors
     /// An output cannot be written.
@@ -372,7 +372,7 @@ impl MemoryOutputs {
         Ok(paths)
     }
 
-    /// Lets these take what is estimated of windows, an interval at a time.
+    /// Adds sinks that take the estimate, one interval at a time.
     pub fn add_sinks(&mut self, sinks: Vec<Box<dyn Sink>>) {
         let Some(estimation) = &mut self.estimation else { return };
         estimation.tell_errors();
@@ -382,11 +382,11 @@ impl MemoryOutputs {
         }
     }
 
-    /// Ends an interval of what is estimated, and begins the next one; returns the paths of what was written. `lost` are numbers
-    /// of events that never arrived since recording began, by reason.
+    /// Ends an interval of the estimate, and begins the next one. Returns the paths of the written files. `lost` are the
+    /// numbers of events that never arrived since the recording began, by reason.
     ///
     /// # Errors
-    /// A sink cannot take it.
+    /// A sink cannot take the interval.
     pub fn end_interval(&mut self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, EngineError> {
         let (Reports::Estimated(sinks), Some(estimation)) = (&mut self.reports, &mut self.estimation) else {
             return Ok(Vec::new());
@@ -399,10 +399,10 @@ impl MemoryOutputs {
         written
     }
 
-    /// Ends all outputs; returns their paths. `lost` are numbers of events that never arrived, by reason.
+    /// Ends all outputs; returns their paths. `lost` are the numbers of events that never arrived, by reason.
     ///
     /// # Errors
-    /// The first output that could not be written; the others are complete all the same.
+    /// The error of the first output that could not be written. The others are complete all the same.
     pub fn finish(mut self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, EngineError> {
         let mut paths = self.ended;
         let mut outcome = Ok(());
@@ -451,7 +451,7 @@ impl StreamFile {
         Ok(())
     }
 
-    /// Writes to a stream that was started.
+    /// Writes to a started stream.
     #[inline]
     fn write(&mut self, write: impl FnOnce(&mut Writer) -> Result<(), WriteError>) -> Result<(), EngineError> {
         match &mut self.content {
@@ -465,7 +465,7 @@ impl StreamFile {
         notes.into_iter().try_for_each(|note| self.write(|writer| writer.event(&Event::Symbol(note))))
     }
 
-    /// Says what never arrived, where symbols of C functions have room for it.
+    /// Adds the losses, if the stream has room for symbols of C functions.
     fn note_losses(&mut self, lost: &[(&'static str, u64)]) -> Result<(), EngineError> {
         let lost = if self.version >= 3 { lost } else { &[] };
         let note = |(reason, count): &(_, u64)| {
@@ -474,7 +474,7 @@ impl StreamFile {
         self.note(lost.iter().map(note).collect())
     }
 
-    /// Ends the stream; what was not even started is one of nothing.
+    /// Ends the stream. A stream that was never started becomes an empty one.
     fn finish(&mut self) -> Result<(), EngineError> {
         self.start([])?;
         match std::mem::replace(&mut self.content, Content::Ended) {
@@ -486,7 +486,7 @@ impl StreamFile {
     }
 }
 
-/// Whatever happens, there is a stream in a file that one was started in.
+/// Even after an error, a file in which a stream was started contains a valid stream.
 impl Drop for StreamFile {
     fn drop(&mut self) {
         if !matches!(self.content, Content::Nothing(_)) {

@@ -1,13 +1,13 @@
-//! Bounds the memory of a memory profile's tables; all its VMs share the bound.
+//! Limits the memory of a memory profile's tables. All its VMs share the limit.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Bytes of memory that there are for the names of what allocates: for two hundred thousand functions at a time. A program has
-/// a hundredth of that, unless it is made to have more.
+/// The bytes for the names of functions that allocate: enough for two hundred thousand at a time. Usual programs have a
+/// hundredth of that.
 const BYTES: usize = 64 << 20;
 
-/// What the entries of a name take in all tables, beside the name itself.
+/// The bytes that the entries of a name take in all tables, besides the name itself.
 pub const ENTRY: usize = 256;
 
 /// The memory that is left for names.
@@ -17,7 +17,7 @@ pub struct NameRoom {
     taken: Rc<Taken>,
 }
 
-/// What one user has taken, with all of its clones: given back once all of them are gone.
+/// The memory that one user and its clones have taken. It is given back once all of them are gone.
 #[derive(Debug)]
 struct Taken {
     left: Rc<Cell<usize>>,
@@ -37,12 +37,12 @@ impl Default for NameRoom {
 }
 
 impl NameRoom {
-    /// So many bytes.
+    /// A room of this many bytes.
     pub fn of(bytes: usize) -> Self {
         Self::within(Rc::new(Cell::new(bytes)))
     }
 
-    /// The same room for another user: what that takes is given back when it is gone.
+    /// The same room for another user, whose memory is given back when that user is gone.
     pub fn of_another(&self) -> Self {
         Self::within(self.left.clone())
     }
@@ -51,7 +51,7 @@ impl NameRoom {
         Self { taken: Rc::new(Taken { left: left.clone(), bytes: Cell::new(0) }), left }
     }
 
-    /// Takes so many bytes, if they are left.
+    /// Takes this many bytes, if they are left.
     #[must_use]
     pub fn take(&self, bytes: usize) -> bool {
         let Some(left) = self.left.get().checked_sub(bytes) else { return false };
@@ -60,7 +60,7 @@ impl NameRoom {
         true
     }
 
-    /// Gives back what was taken.
+    /// Gives bytes back.
     pub fn give(&self, bytes: usize) {
         let bytes = bytes.min(self.taken.bytes.get());
         self.taken.bytes.set(self.taken.bytes.get() - bytes);

@@ -1,7 +1,7 @@
 //! The traces that memprof streams name by number. LuaJIT reuses these numbers after it flushes traces.
 //!
-//! The reference parser keeps the first start that it has seen an event of a number with. So a number whose start
-//! changes goes on as another one, [`GENERATION`] higher: LuaJIT's own numbers are lower than that.
+//! The reference parser keeps the first start that it has seen for a number. So if the start of a number changes, the
+//! stream uses another number that is higher by [`GENERATION`]; LuaJIT's own numbers are lower than that.
 
 use std::collections::HashMap;
 
@@ -14,71 +14,71 @@ use lj_trace_streams::{Symbol, TraceSymbol, reserved};
 use super::events::Meaning;
 use super::room::{ENTRY, NameRoom};
 
-/// Starts that a number may have had: whatever comes after them shares the last.
+/// The most starts of a number. Further ones share the last.
 const MAX_STARTS: usize = 4096;
 
-/// Stands for numbers that LuaJIT does not give.
+/// Stands for numbers that LuaJIT never uses.
 const NO_NUMBER: u64 = u32::MAX as u64;
 
-/// Where a trace starts.
+/// The start of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// At a line of a prototype, which means this at the time.
+    /// A line of a prototype.
     At {
         /// The prototype's address.
         proto: u64,
         /// The line.
         line: u32,
-        /// What the address means.
+        /// The function at that address, at that time.
         meaning: Meaning,
     },
-    /// That is not known.
+    /// The start is not known.
     Lost,
 }
 
 /// The traces of a VM's stream.
 #[derive(Debug, Default)]
 pub struct StreamTraces {
-    /// Which trace events with a number are of, and the line at which it starts.
+    /// The trace that a number has now, and the line at which it starts.
     now: HashMap<u64, (TraceIdentity, u32)>,
-    /// The starts that each number has had: what the stream says of it, and of its later generations.
+    /// All starts that each number has had. The index of a start is its generation in the stream.
     starts: HashMap<u64, Vec<Start>>,
-    /// Whether the stream knows what a start that is lost reads.
+    /// Whether the stream has the symbol for a lost start.
     knows_lost: bool,
 }
 
-/// What an event says that comes from a trace, and what has to be written before.
+/// The number of a trace in a stream, and the symbols to write before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// The number for the stream.
+    /// The number in the stream.
     pub number: u64,
-    /// Symbols that say what it means.
+    /// The symbols that define it.
     pub symbols: Vec<Symbol>,
 }
 
 impl StreamTraces {
-    /// Events of this trace come.
+    /// Notes a trace whose events come next.
     pub fn see(&mut self, seen: &TraceSeen) {
-        // LuaJIT has no other numbers, whatever its memory says.
+        // LuaJIT has no higher numbers, whatever its memory says.
         if u64::from(seen.identity.number) >= GENERATION {
             return;
         }
         self.now.insert(u64::from(seen.identity.number), (seen.identity, seen.line));
     }
 
-    /// The trace that events with a number are of.
+    /// The trace of events with a number.
     pub fn identity(&self, number: u64) -> Option<&TraceIdentity> {
         self.now.get(&number).map(|(identity, _)| identity)
     }
 
-    /// The prototype in which that starts, and the line.
+    /// The address of the prototype in which that trace starts, and the line.
     pub fn start(&self, number: u64) -> Option<(u64, u32)> {
         self.now.get(&number).filter(|(_, line)| *line != NO_LINE).map(|(identity, line)| (identity.startpt, *line))
     }
 
-    /// Gives what the stream calls a trace that starts there, as long as there is `room` for another one.
+    /// The number in the stream of a trace with this start, as long as there is `room` for another one.
     pub fn name(&mut self, number: u64, start: Start, room: &NameRoom) -> Named {
-        // Numbers that LuaJIT does not give are one where there is no room for each.
+        // Numbers that LuaJIT never uses share one number if there is no room for each.
         let is_new = !self.starts.contains_key(&number);
         let number = if number >= GENERATION && is_new && !room.take(ENTRY) { NO_NUMBER } else { number };
         let starts = self.starts.entry(number).or_default();
@@ -88,7 +88,7 @@ impl StreamTraces {
             all if all < MAX_STARTS && room.take(ENTRY) => all,
             all => all - 1,
         });
-        // What is no number of a trace is no other one either.
+        // A number that is not a trace's has no generations.
         let number = if number < GENERATION { number + generation as u64 * GENERATION } else { number };
         if known.is_some() {
             return Named { number, symbols: Vec::new() };

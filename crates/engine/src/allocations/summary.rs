@@ -16,43 +16,43 @@ use crate::resolve::UNSEARCHED;
 /// The numbers of a finished recording of allocations.
 #[derive(Clone, Debug)]
 pub struct MemorySummary {
-    /// How long it was recorded.
+    /// The duration of the recording.
     pub duration: Duration,
-    /// What became of the events, of all VMs together.
+    /// The counts of the events, over all VMs.
     pub tally: MemoryTally,
     /// Events that never arrived, by reason.
     pub lost: Vec<(&'static str, u64)>,
     /// What became of every call of the allocators.
     pub ledger: Ledger,
-    /// What else was counted.
+    /// Further counts.
     pub noted: Vec<(&'static str, u64)>,
-    /// What it has cost the process.
+    /// What the recording has cost the process.
     pub cost: Cost,
-    /// The table of traces, if it is wanted.
+    /// The table of traces, if the user wants it.
     pub traces: Option<String>,
-    /// If the events are of windows: what is estimated from them.
+    /// The estimate, if the events come from windows.
     pub estimate: Option<EstimateSummary>,
-    /// Who allocates, and who holds, in a sentence each; none if no report is made.
+    /// Who allocates, and who holds, in a sentence each; empty without reports.
     pub answer: Vec<String>,
 }
 
-/// What a recording in windows says at its end.
+/// The summary of a recording in windows.
 #[derive(Clone, Debug)]
 pub struct EstimateSummary {
-    /// Seconds for which probes have stayed, so that all was seen.
+    /// The seconds for which probes have stayed attached, so that all calls were seen.
     stayed: f64,
-    /// The share of the target's CPU time that was asked for.
+    /// The share of the target's CPU time that the user has asked for.
     asked: Option<f64>,
-    /// What it is made from, in lines.
+    /// Lines that say what the estimate is made from.
     about: Vec<String>,
     /// The largest lines.
     top: String,
 }
 
 impl EstimateSummary {
-    /// That of an estimate which is finished.
+    /// The summary of a finished estimate.
     pub fn new(estimation: &mut Estimation) -> Self {
-        /// Lines that are shown.
+        /// The number of lines to show.
         const TOP: usize = 10;
         let stayed = estimation.stayed();
         let asked = estimation.budget();
@@ -71,7 +71,7 @@ impl EstimateSummary {
 }
 
 impl MemorySummary {
-    /// The summary for people: losses first, where there are any.
+    /// The summary as text for the user. Losses come first.
     pub fn text(&self, end: &str, files: &[PathBuf]) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
@@ -94,7 +94,7 @@ impl MemorySummary {
         for (reason, count) in &self.lost {
             writeln!(out, "LOST: {count} {reason}")?;
         }
-        // At the end of each window, a call or two has not returned.
+        // At the end of each window, a call or two has not returned yet.
         if let Some(open) = self.ledger.fault().filter(|_| self.estimate.is_none()) {
             writeln!(out, "NOT ACCOUNTED FOR: {open}")?;
         }
@@ -142,7 +142,7 @@ impl MemorySummary {
     }
 }
 
-/// What was asked for, beside what was taken: shares of the target's CPU time.
+/// The share of the target's CPU time that the user has asked for, and the share that was taken.
 fn against(asked: f64, taken: Option<f64>) -> String {
     let asked_for = format!("asked for          at most {:.2}%", asked * 100.0);
     match taken {

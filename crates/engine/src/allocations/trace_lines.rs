@@ -18,32 +18,32 @@ use super::definitions::Definitions;
 use super::events::Meaning;
 use crate::resolve::SampledTrace;
 
-/// The lines of a VM's traces that allocate.
+/// The allocating lines in a VM's traces.
 #[derive(Debug)]
 pub struct TraceLines {
     traces: Traces,
-    /// What is known of places: offsets in the machine code of traces.
+    /// The known lines, by trace and offset in its machine code.
     known: HashMap<(TraceIdentity, u32), TraceLine>,
-    /// Which trace the last line was of that reports know a place by: another may have come to the same place.
+    /// The trace whose line reports last got for a source: another trace may have taken the same number and offset.
     shown: HashMap<Source, TraceIdentity>,
-    /// Whether that was forgotten since somebody has asked.
+    /// Whether known lines were forgotten since the last call of `has_forgotten`.
     has_forgotten: bool,
-    /// Places of which nothing could be told a moment ago.
+    /// Places without a result in this batch.
     missed: HashSet<(TraceIdentity, u32)>,
-    /// The traces themselves; none for those that were gone.
+    /// The traces; `None` for a trace that was gone.
     sampled: HashMap<TraceIdentity, Option<SampledTrace>>,
 }
 
 /// A line on a trace.
 #[derive(Clone, Debug)]
 pub struct TraceLine {
-    /// Its chunk, its function, and itself.
+    /// The frames of the line: chunk, function, and line.
     pub frames: Vec<Frame>,
-    /// The prototype that the trace starts in, which is all that light samples tell of it.
+    /// The prototype in which the trace starts. Light samples show nothing else of a trace.
     pub entered: u64,
 }
 
-/// Places kept: more than traces call the allocator from, unless they come and go all the time.
+/// The most places to keep: more than traces call the allocator from, unless traces come and go all the time.
 const MAX_KNOWN: usize = 1 << 13;
 
 impl Default for TraceLines {
@@ -60,19 +60,19 @@ impl Default for TraceLines {
 }
 
 impl TraceLines {
-    /// Notes that time has passed: what could not be told may be told now.
+    /// Begins a batch: time has passed, so places without a result may have one now.
     pub fn begin_batch(&mut self) {
         self.missed.clear();
     }
 
-    /// Forgets which lines reports know, and what functions are called in them.
+    /// Forgets which lines reports know, and the names of functions in them.
     pub fn forget(&mut self) {
         self.known.clear();
         self.shown.clear();
     }
 
-    /// What reports show instead of a trace, if its line is certain. What it is comes along the first time.
-    /// `definitions` tell what functions are called.
+    /// The source that reports show instead of a trace, if its line is certain, with the line if it is new. `definitions`
+    /// has the names of functions.
     pub fn line(
         &mut self,
         memory: &ProcessMemory,
@@ -108,12 +108,12 @@ impl TraceLines {
         Some((source, self.known.get(&key).cloned()))
     }
 
-    /// Whether it was forgotten which lines reports know, since the last call: they are to forget them too.
+    /// Whether known lines were forgotten since the last call. Reports must then forget them, too.
     pub fn has_forgotten(&mut self) -> bool {
         std::mem::take(&mut self.has_forgotten)
     }
 
-    /// The trace itself; [`None`] if it was gone when it was first asked for.
+    /// The trace; [`None`] if it was already gone at the first call.
     pub fn trace(&mut self, memory: &ProcessMemory, vm: &Vm, identity: &TraceIdentity) -> Option<&SampledTrace> {
         if self.sampled.len() >= MAX_KNOWN {
             self.sampled.clear();
@@ -132,7 +132,7 @@ impl TraceLines {
         offset: u32,
     ) -> Option<TraceLine> {
         let trace = known(&mut self.traces, memory, vm, identity)?;
-        // The call is before its return address.
+        // The call instruction is before its return address.
         let span = trace.attribution.at(offset.checked_sub(1)?).filter(|span| span.certain)?;
         let frames = frames(memory, vm, &trace, &span.chain, definitions)?;
         Some(TraceLine { frames, entered: trace.body.trace.startpt })
@@ -145,7 +145,7 @@ fn known(traces: &mut Traces, memory: &ProcessMemory, vm: &Vm, identity: &TraceI
     traces.find(memory, vm, Sought::Number(number), identity, || None).ok()
 }
 
-/// The innermost Lua function of a chain: its file, the function, and the line.
+/// The frames of a chain's innermost Lua function: its file, the function, and the line.
 fn frames(
     memory: &ProcessMemory,
     vm: &Vm,

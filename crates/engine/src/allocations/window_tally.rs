@@ -5,27 +5,28 @@ use std::collections::BTreeMap;
 use lj_trace_estimate::observation::{Made, Nanos, Part, SourceId, TableBlock, Window, WindowSample};
 use lj_trace_streams::memprof::{Event, Source};
 
-/// A smaller block is not worth being told from others.
+/// The smallest block to report as a possible string table, in bytes.
 const SMALLEST_TABLE: u64 = 4096;
 
-/// Of a window's events, this part counts less, the first the least: until the moment at which it was opened does not
-/// matter any more.
+/// The share of a window's events at its beginning that count less, the first event least. After these, the moment at which
+/// the window was opened no longer matters.
 const RAMP: f64 = 0.4;
 
-/// How many windows the length of the ramp follows from. It must not follow from the window that it is of.
+/// The number of recent windows that determine the length of the ramp. It must not depend on the window to which it
+/// applies.
 const RECENT: f64 = 16.0;
 
 /// What was seen in a window.
 #[derive(Debug, Default)]
 pub struct WindowTally {
-    /// Calls.
+    /// The number of calls.
     pub events: u64,
     /// Bytes that were freed explicitly.
     pub freed: u64,
     freed_weighed: f64,
     made: BTreeMap<SourceId, Sums>,
     blocks: Vec<TableBlock>,
-    /// How many events count less.
+    /// The number of events that count less.
     ramp: f64,
 }
 
@@ -37,12 +38,12 @@ struct Sums {
     count_weighed: f64,
 }
 
-/// How many events windows have, on average.
+/// The average number of events in a window.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UsualEvents(f64);
 
 impl UsualEvents {
-    /// Takes in another window.
+    /// Adds a window.
     pub fn note(&mut self, events: u64) {
         let events = events as f64;
         self.0 = if self.0 == 0.0 { events } else { self.0 + (events - self.0) / RECENT };
@@ -50,12 +51,12 @@ impl UsualEvents {
 }
 
 impl WindowTally {
-    /// Of a window that begins.
+    /// The tally of a window that begins.
     pub fn new(usual: UsualEvents) -> Self {
         Self { ramp: (usual.0 * RAMP).max(1.0), ..Self::default() }
     }
 
-    /// Takes an event that is not a symbol.
+    /// Takes an event. Symbols do not count.
     #[inline]
     pub fn add(&mut self, number: SourceId, event: &Event) {
         let weight = ((self.events as f64 + 0.5) / self.ramp).min(1.0);
@@ -63,7 +64,7 @@ impl WindowTally {
         let (made, freed, is_plain) = match *event {
             Event::Alloc { size, .. } => (Some(size), 0, true),
             Event::Realloc { size, old_size, .. } => (Some(size), old_size, false),
-            // What a sweep frees, the VM frees on its own account.
+            // The VM itself is the source of frees by a sweep.
             Event::Free { source: Source::Internal, .. } | Event::Symbol(_) => (None, 0, false),
             Event::Free { size, .. } => (None, size, true),
         };
@@ -82,7 +83,7 @@ impl WindowTally {
         }
     }
 
-    /// The window, once it is over.
+    /// The window, after its end.
     pub fn window(self, opened: Nanos, closed: Nanos) -> Window {
         let made = self.made.iter().map(|(&source, sums)| Made { source, bytes: sums.bytes, count: sums.count });
         let part = |(&source, sums): (_, &Sums)| Part { source, bytes: sums.bytes_weighed, count: sums.count_weighed };
@@ -99,7 +100,7 @@ impl WindowTally {
     }
 }
 
-/// Puts a window at the end of another, after which it comes. Neither is a sample any more.
+/// Appends a window to the one before it. The result is not a sample any more.
 pub fn merge(first: &mut Window, second: Window) {
     first.closed = second.closed;
     first.events += second.events;

@@ -1,4 +1,4 @@
-//! Which function and line took most of a turn.
+//! Finds the function and the line that took most of a turn.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -7,32 +7,33 @@ use std::sync::Arc;
 
 use lj_trace_profile::Frame;
 
-/// What is to blame.
+/// The function and line to blame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blame {
-    /// The function: of Lua, or a native one where there is no Lua.
+    /// The function: a Lua function, or a native one if there is no Lua.
     pub function: Arc<Frame>,
-    /// Its line, if it is of Lua and that is known.
+    /// The line, if it is a Lua function and the line is known.
     pub line: Option<u32>,
-    /// What it called, where most of the time went: `os.execute`, `getaddrinfo`; [`None`] if it was busy itself.
+    /// The function that it called and that took most of the time: `os.execute`, `getaddrinfo`; [`None`] if it was busy
+    /// itself.
     pub call: Option<String>,
-    /// The stack that this was seen with most, innermost first.
+    /// The most frequent stack of this function, innermost first.
     pub stack: Vec<Arc<Frame>>,
 }
 
-/// Functions of C libraries that say more than whoever calls them, by which what is called is named.
+/// C library functions whose names say more than the names of their callers.
 const TELLING: [&str; 6] =
     ["getaddrinfo", "gethostbyname", "gethostbyname2", "gethostbyname_r", "gethostbyname2_r", "getnameinfo"];
 
-/// Stacks of a turn, each with its weight and its frames, innermost first.
+/// The stacks of a turn, each with its weight and its frames, innermost first.
 pub type Weighed<'s> = (u64, &'s [Arc<Frame>]);
 
-/// A stack, as far as its frames count.
+/// A stack, reduced to the frames that count.
 #[derive(Clone)]
 struct Path<'s> {
     weight: u64,
     frames: &'s [Arc<Frame>],
-    /// The frames that count, outermost first.
+    /// The indices of the frames that count, outermost first.
     places: Vec<usize>,
 }
 
@@ -50,8 +51,8 @@ impl<'s> Path<'s> {
     }
 }
 
-/// Finds the innermost function that was in at least half of it: from the outermost one inward, as long as one has most of
-/// what was called.
+/// Finds the innermost function that took at least half of the turn: goes from the outermost function inward, as long as
+/// one function has most of the weight.
 pub fn blame(stacks: &[Weighed<'_>]) -> Option<Blame> {
     let total: u64 = stacks.iter().map(|(weight, _)| weight).sum();
     let has_lua = stacks.iter().any(|(_, frames)| frames.iter().any(|frame| is_lua(frame)));
@@ -67,7 +68,7 @@ pub fn blame(stacks: &[Weighed<'_>]) -> Option<Blame> {
         }
         own.retain(|path| path.identity(depth).as_ref() == Some(&function));
         found = Some((own.clone(), depth));
-        // Of its lines, one may have most: what that called is looked at.
+        // If one of its lines has most of the weight, go on with the functions that this line called.
         let Some((line, weight)) = heaviest(&own, |path| path.line(depth)) else { break };
         if 2 * weight < total {
             break;
@@ -82,7 +83,7 @@ pub fn blame(stacks: &[Weighed<'_>]) -> Option<Blame> {
     Some(Blame { function: shown.at(depth)?.clone(), line, call, stack: shown.frames.to_vec() })
 }
 
-/// What has most of the weight, and how much; [`None`] if there is nothing.
+/// The key with most of the weight, and that weight; [`None`] without paths.
 fn heaviest<K: Eq + Hash>(paths: &[Path<'_>], key: impl Fn(&Path<'_>) -> Option<K>) -> Option<(K, u64)> {
     let mut weights: HashMap<K, (u64, usize)> = HashMap::new();
     for (place, path) in paths.iter().enumerate() {
@@ -90,15 +91,15 @@ fn heaviest<K: Eq + Hash>(paths: &[Path<'_>], key: impl Fn(&Path<'_>) -> Option<
             weights.entry(key).or_insert((0, place)).0 += path.weight;
         }
     }
-    // Of two that are as heavy, the one that was seen first.
+    // Of two keys with equal weight, take the one that was seen first.
     let most = weights.into_iter().max_by_key(|(_, (weight, place))| (*weight, Reverse(*place)))?;
     Some((most.0, most.1.0))
 }
 
-/// What a function is known by: its name, and its chunk.
+/// The name and the chunk, which identify a function.
 type Identity = (String, Option<String>);
 
-/// What stays the same of a function whichever line it is at.
+/// The identity of a function, whatever line it is at.
 fn identity(frame: &Frame) -> Identity {
     match frame {
         Frame::Lua { name, chunk, first_line, .. } => {
@@ -112,7 +113,7 @@ fn is_lua(frame: &Frame) -> bool {
     matches!(frame, Frame::Lua { .. })
 }
 
-/// What the frame at this place called.
+/// The function that the frame at this index called.
 fn called(frames: &[Arc<Frame>], place: usize) -> Option<String> {
     let above = &frames[..place];
     let telling = above.iter().find_map(|frame| match &**frame {

@@ -1,4 +1,4 @@
-//! Samples, by the turn that they are in.
+//! Gathers samples by the turn that they belong to.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,25 +8,25 @@ use lj_trace_profile::model::RequestLabels;
 
 use super::reason;
 
-/// So many turns are gathered for at once: one for each thread that is in a turn, and those whose end was lost.
+/// The most turns to gather at a time: one for each thread in a turn, and turns whose end was lost.
 pub const MAX_TURNS: usize = 1024;
 
-/// So many different stacks of a turn are kept.
+/// The most different stacks of a turn to keep.
 pub const MAX_STACKS: usize = 500;
 
-/// Where Lua was entered: the outermost coroutine and its C frame.
+/// The place where Lua was entered: the outermost coroutine and its C frame.
 pub type LuaEntry = Option<(u64, u64)>;
 
-/// A stack of a turn.
+/// A stack in a turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TurnStack {
     /// Where Lua was entered.
     pub entry: LuaEntry,
-    /// For how many nanoseconds it stands.
+    /// The nanoseconds that it counts for.
     pub weight: u64,
-    /// Innermost first.
+    /// The frames, innermost first.
     pub frames: Vec<Arc<Frame>>,
-    /// The request that it was for, if there is one that is known.
+    /// The request that it belongs to, if there is one and it is known.
     pub request: Option<RequestLabels>,
 }
 
@@ -36,24 +36,24 @@ impl TurnStack {
     }
 }
 
-/// What was seen in one turn.
+/// The samples of one turn.
 #[derive(Clone, Debug, Default)]
 pub struct TurnSamples {
     stacks: Vec<TurnStack>,
     count: u64,
     beyond: u64,
-    /// The entry that is under way, and how long it has been.
+    /// The current entry of Lua, and its nanoseconds so far.
     current: Option<(LuaEntry, u64)>,
-    /// The longest one before, and how many there were before.
+    /// The longest earlier entry, and the number of earlier entries.
     longest: Option<(LuaEntry, u64)>,
     entries: usize,
-    /// What was waited for.
+    /// The reasons of waits, with their nanoseconds.
     reasons: BTreeMap<String, u64>,
     weight: u64,
 }
 
 impl TurnSamples {
-    /// One more.
+    /// Adds a sample.
     pub fn add(&mut self, sample: TurnStack) {
         let TurnStack { entry, weight, .. } = sample;
         self.count += 1;
@@ -68,7 +68,7 @@ impl TurnSamples {
                 self.note_entry(before);
             }
         }
-        // Most are the same as the last one.
+        // Most samples have the same stack as the previous one.
         if let Some(same) = self.stacks.iter_mut().rev().find(|own| own.is_same(&sample)) {
             same.weight += weight;
         } else if self.stacks.len() < MAX_STACKS {
@@ -86,8 +86,7 @@ impl TurnSamples {
         }
     }
 
-    /// How many entries of Lua there were, and the longest stretch of the turn: where it entered Lua, and for how many
-    /// nanoseconds it was.
+    /// The number of entries of Lua, and the longest of them: where it entered Lua, and its nanoseconds.
     pub fn entries(&self) -> (usize, Option<(LuaEntry, u64)>) {
         let current = self.current.filter(|(_, weight)| self.longest.is_none_or(|(_, longest)| *weight > longest));
         let is_one_more = self.current.is_some_and(|(entry, _)| entry.is_some());
@@ -99,22 +98,22 @@ impl TurnSamples {
         &self.stacks
     }
 
-    /// How many samples there were.
+    /// The number of samples.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// For how many nanoseconds samples stand whose stacks there was no room for.
+    /// The nanoseconds of samples whose stacks had no room.
     pub fn beyond(&self) -> u64 {
         self.beyond
     }
 
-    /// For how many nanoseconds all of them stand.
+    /// The nanoseconds of all samples.
     pub fn weight(&self) -> u64 {
         self.weight
     }
 
-    /// What was waited for, and for how many nanoseconds, most first.
+    /// The reasons of waits and their nanoseconds, the longest first.
     pub fn reasons(&self) -> Vec<(String, u64)> {
         let mut reasons: Vec<_> = self.reasons.iter().map(|(reason, weight)| (reason.clone(), *weight)).collect();
         reasons.sort_by_key(|(_, weight)| std::cmp::Reverse(*weight));
@@ -122,17 +121,18 @@ impl TurnSamples {
     }
 }
 
-/// The turns that are under way.
+/// The turns under way.
 #[derive(Debug, Default)]
 pub struct Gathered {
-    /// By thread: a thread is in one turn at a time.
+    /// The turns by thread: a thread is in one turn at a time.
     threads: HashMap<u32, (u64, TurnSamples)>,
-    /// Samples that there was no room for.
+    /// Samples without room.
     pub lost: u64,
 }
 
 impl Gathered {
-    /// A sample of a thread in a turn of its loop. What was gathered of an earlier turn is forgotten: it was not too long.
+    /// Adds a sample of a thread in a turn of its loop. Samples of the thread's earlier turn are dropped: that turn was not
+    /// too long.
     pub fn add(&mut self, (tid, turn): (u32, u64), sample: TurnStack) {
         if self.threads.len() >= MAX_TURNS && !self.threads.contains_key(&tid) {
             self.lost += 1;
@@ -140,7 +140,7 @@ impl Gathered {
         }
         let (known, samples) = self.threads.entry(tid).or_default();
         if *known > turn {
-            // Its stack was walked when the turn had ended.
+            // The stack was walked after the turn had ended.
             self.lost += 1;
             return;
         }
@@ -150,7 +150,7 @@ impl Gathered {
         samples.add(sample);
     }
 
-    /// What was seen in a turn that is over.
+    /// The samples of a turn that is over.
     pub fn take(&mut self, tid: u32, turn: u64) -> TurnSamples {
         match self.threads.remove(&tid) {
             Some((known, samples)) if known == turn => samples,

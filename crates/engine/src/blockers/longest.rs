@@ -2,7 +2,7 @@
 
 use super::Blocker;
 
-/// The longest of all that there were.
+/// Keeps the longest of all turns.
 #[derive(Clone, Debug)]
 pub struct Longest {
     most: usize,
@@ -10,12 +10,12 @@ pub struct Longest {
 }
 
 impl Longest {
-    /// So many of them.
+    /// Keeps this many turns.
     pub fn new(most: usize) -> Self {
         Self { most, kept: Vec::new() }
     }
 
-    /// One more.
+    /// Adds a turn.
     pub fn add(&mut self, blocker: Blocker) {
         let place = self.kept.partition_point(|kept| kept.turn.length() >= blocker.turn.length());
         if place < self.most {
@@ -24,7 +24,7 @@ impl Longest {
         }
     }
 
-    /// The longest first.
+    /// The turns, the longest first.
     pub fn all(&self) -> &[Blocker] {
         &self.kept
     }

@@ -1,7 +1,7 @@
-//! What has blocked an event loop: long turns, each with what was seen in it.
+//! Finds what has blocked an event loop: long turns, each with its samples.
 //!
-//! The lengths of turns are measured; what a turn did is told by samples of the CPU and of waits, which carry the number of
-//! their turn (`gather`). Pure logic: no kernel, no process.
+//! The lengths of turns are measured. Samples of the CPU and of waits, which carry the number of their turn, show what
+//! happened in it (`gather`). This module is pure logic: no kernel, no process.
 
 mod blame;
 mod gather;
@@ -17,46 +17,47 @@ use lj_trace_common::turn::EndedTurn;
 use lj_trace_profile::Frame;
 use lj_trace_profile::model::RequestLabels;
 
-/// A long turn, and what it was.
+/// A long turn, and what it did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Blocker {
     /// The turn.
     pub turn: EndedTurn,
-    /// The process.
+    /// The process id.
     pub pid: u32,
-    /// Whether it has ended: recording may have ended before.
+    /// Whether the turn has ended. It has not if the recording ended first.
     pub has_ended: bool,
-    /// Samples of it: ticks and waits.
+    /// The number of its samples: ticks and waits.
     pub samples: u64,
-    /// What it waited for, and for how many nanoseconds as far as samples tell, most first. The CPU is not among it.
+    /// The reasons of its waits with their nanoseconds according to samples, the longest first. Waits for a CPU are not
+    /// included.
     pub reasons: Vec<(String, u64)>,
-    /// How often Lua was entered anew, as far as samples tell.
+    /// How often Lua was entered, according to samples.
     pub entries: usize,
-    /// The longest of these: its share of the turn as samples have it, from 0 to 1.
+    /// The share of the longest entry in the turn according to samples, from 0 to 1.
     pub longest_entry: f64,
-    /// Where it was; [`None`] without samples, or if the kernel did not show what most of it was.
+    /// The function and line to blame; [`None`] without samples, or if the kernel did not show most of the turn.
     pub blame: Option<Blame>,
-    /// The request that most of what is to blame was for, if one is known.
+    /// The request of most samples of the function to blame, if it is known.
     pub request: Option<RequestLabels>,
-    /// For how many nanoseconds samples stand that there was no room for.
+    /// The nanoseconds of samples that had no room.
     pub beyond: u64,
 }
 
-/// What a turn spent most of its time with.
+/// What a turn spent most of its time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockerKind {
-    /// It ran.
+    /// The thread ran.
     Cpu,
-    /// It waited within a call.
+    /// The thread waited inside a call.
     Blocked,
-    /// It could have run, and others did.
+    /// The thread was ready to run, but other threads had the CPU.
     Preempted,
-    /// The kernel did not show when its thread came back to a CPU.
+    /// The kernel did not show when the thread came back to a CPU.
     Unknown,
 }
 
 impl BlockerKind {
-    /// In a word.
+    /// The kind in a word.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -68,12 +69,12 @@ impl BlockerKind {
 }
 
 impl Blocker {
-    /// What there is to say of a turn with these samples.
+    /// A long turn with these samples.
     pub fn new(pid: u32, turn: EndedTurn, has_ended: bool, samples: &TurnSamples) -> Self {
         let all = samples.weight();
         let (entries, longest) = samples.entries();
         let longest_entry = longest.map_or(0.0, |(_, weight)| weight as f64 / all.max(1) as f64);
-        // An entry that took most of it is what is to blame, else all of it is.
+        // If a single entry took most of the turn, blame that one; otherwise blame the whole turn.
         let own = |stack: &&TurnStack| longest.is_none_or(|(entry, _)| longest_entry < 0.5 || stack.entry == entry);
         let blamed: Vec<&TurnStack> = samples.stacks().iter().filter(own).collect();
         let stacks = blamed.iter().map(|stack| (stack.weight, &stack.frames[..]));
@@ -85,7 +86,7 @@ impl Blocker {
         Self { turn, pid, has_ended, samples: count, reasons, entries, longest_entry, blame, request, beyond }
     }
 
-    /// For how many nanoseconds it ran, waited within a call, and waited for a CPU, and for how many that is not known.
+    /// The nanoseconds that the turn ran, waited inside a call, waited for a CPU, and that are unknown.
     pub fn parts(&self) -> [u64; 4] {
         let EndedTurn { waited, preempted, unseen, .. } = self.turn;
         let waited = waited.min(self.turn.length());
@@ -94,7 +95,7 @@ impl Blocker {
         [self.turn.length() - waited - unseen, waited - preempted, preempted, unseen]
     }
 
-    /// What it spent most of its time with.
+    /// What the turn spent most of its time on.
     pub fn kind(&self) -> BlockerKind {
         let [cpu, blocked, preempted, unseen] = self.parts();
         if unseen > cpu.max(blocked).max(preempted) {
@@ -108,13 +109,13 @@ impl Blocker {
         }
     }
 
-    /// Whether it was long since it had many entries, none of which took most of it.
+    /// Whether the turn was long because of many entries, none of which took most of it.
     pub fn is_of_many(&self) -> bool {
         self.entries > 2 && self.longest_entry < 0.5
     }
 }
 
-/// The request that more than half of this was for, where nobody knows it of so many nanoseconds more.
+/// The request of more than half of these stacks, when `unseen` further nanoseconds have no known request.
 fn request_of_most<'s>(stacks: &[&'s TurnStack], unseen: u64) -> Option<&'s RequestLabels> {
     let mut weights: BTreeMap<&RequestLabels, u64> = BTreeMap::new();
     for stack in stacks {
@@ -126,7 +127,7 @@ fn request_of_most<'s>(stacks: &[&'s TurnStack], unseen: u64) -> Option<&'s Requ
     weights.into_iter().find(|(_, weight)| 2 * weight > all).map(|(request, _)| request)
 }
 
-/// What a thread waits for in this frame, if it is a wait for something else than a CPU.
+/// What a thread waits for in this frame, if the frame is a wait for something other than a CPU.
 fn reason(frame: &Frame) -> Option<&str> {
     frame.waits_for().filter(|cause| *cause != "CPU")
 }

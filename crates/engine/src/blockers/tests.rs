@@ -6,7 +6,7 @@ use lj_trace_profile::model::RequestKey;
 use super::blame::Weighed;
 use super::*;
 
-/// Numbers that look random, the same each time.
+/// Pseudo-random numbers, the same in each run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -26,7 +26,7 @@ fn c(symbol: &str) -> Arc<Frame> {
 
 const MS: u64 = 1_000_000;
 
-/// A sample of no request.
+/// A sample that belongs to no request.
 fn seen(entry: LuaEntry, weight: u64, frames: Vec<Arc<Frame>>) -> TurnStack {
     TurnStack { entry, weight, frames, request: None }
 }
@@ -62,7 +62,7 @@ fn generated_turns_are_told_with_their_own_samples() {
                 gathered.add((tid, number), seen(Some((1, 2)), blocked, frames));
             }
             if numbers.below(3) == 0 {
-                // It was short: nobody asks for it.
+                // The turn was short, so its samples are not needed.
                 continue;
             }
             let length = ticks * MS + blocked;
@@ -119,7 +119,7 @@ fn the_entry_that_took_most_is_to_blame() {
             let ticks = if entry == culprit { 40 } else { 1 + numbers.below(3) };
             others += if entry == culprit { 0 } else { ticks };
             for _ in 0..ticks {
-                // All are in the same function of the framework.
+                // All entries go through the same function of the framework.
                 let frames = vec![lua(&format!("handler{entry}"), entry as u32), lua("serve", 5)];
                 samples.add(seen(Some((0x1000 + entry, 0x7f00)), MS, frames));
             }
@@ -151,7 +151,7 @@ fn what_is_spread_over_lines_is_its_functions() {
     let weighed: Vec<Weighed<'_>> = stacks.iter().map(|frames| (MS, &frames[..])).collect();
     let found = blame(&weighed).unwrap();
     assert_eq!((found.function.to_string(), found.line), ("leaf@app.lua:1".to_owned(), Some(1)));
-    // Leaves that each have little are their caller's.
+    // If each leaf has little weight, their caller is to blame.
     let leaf = |index: u32| vec![lua(&format!("leaf{index}"), 1), lua("work", 20), lua("main", 3)];
     let stacks: Vec<_> = (1..=9).map(leaf).collect();
     let weighed: Vec<Weighed<'_>> = stacks.iter().map(|frames| (MS, &frames[..])).collect();
@@ -220,7 +220,7 @@ fn a_turn_is_for_the_request_that_most_of_it_was_for() {
     for seed in 0..200 {
         let mut numbers = Numbers(seed);
         let (mut samples, mut weights) = (TurnSamples::default(), BTreeMap::<Option<u64>, u64>::new());
-        // All within one entry of Lua, as where an outer request makes others.
+        // All samples are in one entry of Lua, as if an outer request had made other ones.
         for _ in 0..1 + numbers.below(30) {
             let location = numbers.below(4).checked_sub(1);
             let weight = (1 + numbers.below(5)) * MS;

@@ -2,7 +2,7 @@
 //! estimated from the collector's counters and samples of CPU time, which need no probes.
 //!
 //! [`windows`] opens and closes the windows, in a thread of its own, at times that its policy chooses. [`counters`] reads
-//! the collector's counters, in another. What both observe goes to whoever records, in the terms of
+//! the collector's counters, in another thread. Both report their observations in the types of
 //! [`lj_trace_estimate::observation`].
 
 pub mod counters;
@@ -13,8 +13,8 @@ use lj_trace_estimate::observation::Nanos;
 
 use lj_trace_process::clocks::ClockId;
 
-/// The time now, by the clock that all observations have.
+/// The current time, on the clock that all observations use.
 pub fn now() -> Nanos {
-    // It is there on every Linux.
+    // Every Linux has this clock.
     ClockId::MONOTONIC.read().map_or(0, |time| time.as_nanos() as Nanos)
 }

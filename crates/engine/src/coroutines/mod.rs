@@ -1,6 +1,7 @@
-//! The coroutines of a running VM: copied, and their Lua stacks walked, without eBPF and without stopping anything.
+//! Reads the coroutines of a running VM: copies them and walks their Lua stacks, without eBPF and without stopping
+//! anything.
 //!
-//! The process runs on while it is read, so whoever wants to be sure reads [`twice`](snapshots::twice) and compares.
+//! The process runs on during a read. To be certain, read [`twice`](snapshots::twice) and compare.
 
 mod snapshot;
 pub mod snapshots;

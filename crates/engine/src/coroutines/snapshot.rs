@@ -1,4 +1,4 @@
-//! One coroutine: what it is doing, and its Lua stack, from a copy.
+//! A copy of one coroutine: its status and its Lua stack.
 //!
 //! LuaJIT's sources: [`LUA_YIELD`], [`coroutine.status`].
 //!
@@ -25,15 +25,15 @@ const MAX_SLOTS: u64 = 1 << 20;
 /// A coroutine's `lua_State` and Lua stack, copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CoroutineSnapshot {
-    /// Where it is and where its stack lies.
+    /// The addresses of the coroutine and of its stack.
     pub coroutine: Coroutine,
     /// `L->base`.
     pub base: u64,
     /// `L->top`.
     pub top: u64,
-    /// `L->status`: 0, `LUA_YIELD` or the error that it died of.
+    /// `L->status`: 0, `LUA_YIELD`, or the error that ended it.
     pub status: u8,
-    /// Its innermost C frame; 0 if it does not run.
+    /// The address of its innermost C frame; 0 if it does not run.
     pub cframe: u64,
     /// The `lua_State`.
     head: CopiedRange,
@@ -45,7 +45,7 @@ pub struct CoroutineSnapshot {
 const YIELD: u8 = 1;
 
 impl CoroutineSnapshot {
-    /// Copies the coroutine `thread` of `vm`; [`None`] if it is not there, or its stack is just being moved.
+    /// Copies the coroutine `thread` of `vm`; [`None`] if it is gone, or its stack is just being moved.
     pub fn read(memory: &ProcessMemory, vm: &Vm, thread: u64) -> Option<Self> {
         let head = CopiedRange::read(memory, thread, usize::from(vm.layout.sizeof_l));
         let mut snapshot = Self::of_head(memory, vm, thread, head)?;
@@ -54,7 +54,7 @@ impl CoroutineSnapshot {
         Some(snapshot)
     }
 
-    /// The coroutine whose `lua_State` is copied, without its stack.
+    /// The coroutine from a copy of its `lua_State`, without its stack.
     pub fn of_head(memory: &ProcessMemory, vm: &Vm, thread: u64, head: CopiedRange) -> Option<Self> {
         let layout = &vm.layout;
         let gc64 = layout.is_gc64();
@@ -74,13 +74,13 @@ impl CoroutineSnapshot {
         Some(Self { coroutine, base, top, status, cframe, head, stack: CopiedRange::default() })
     }
 
-    /// Where its Lua stack lies, and its size in bytes.
+    /// The address of its Lua stack, and its size in bytes.
     pub fn stack_place(&self) -> (u64, usize) {
         let Coroutine { stack, stack_end, .. } = self.coroutine;
         (stack, stack_end.saturating_sub(stack).min(MAX_SLOTS * 8) as usize)
     }
 
-    /// Gives it the copy of its Lua stack.
+    /// Sets the copy of its Lua stack.
     pub fn set_stack(&mut self, stack: CopiedRange) {
         self.stack = stack;
     }
@@ -90,7 +90,7 @@ impl CoroutineSnapshot {
         [&self.head, &self.stack]
     }
 
-    /// The Lua stack as it was copied, and its address.
+    /// The copied Lua stack, and its address.
     pub fn lua_stack(&self) -> (&[u8], u64) {
         (&self.stack.bytes, self.stack.start)
     }
@@ -100,8 +100,8 @@ impl CoroutineSnapshot {
         lj_trace_luajit::overlay::plain_at(&self.stack.bytes, address.checked_sub(self.stack.start)?)
     }
 
-    /// What it is doing, after `coroutine.status` (`lib_base.c`): [`Status::Running`] stands for `running` and
-    /// `normal`, which the caller tells apart.
+    /// The status, as in `coroutine.status` (`lib_base.c`). [`Status::Running`] means `running` or `normal`; the caller
+    /// distinguishes these.
     pub fn status(&self, gc64: bool) -> Status {
         let first = self.coroutine.stack.wrapping_add(if gc64 { 16 } else { 8 });
         match self.status {
@@ -115,28 +115,28 @@ impl CoroutineSnapshot {
     }
 }
 
-/// What a coroutine is doing.
+/// The status of a coroutine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
-    /// It runs on a thread, or has called what runs there.
+    /// It runs on a thread, or has called the C code that runs there.
     Running,
-    /// It runs another coroutine, which it has resumed.
+    /// It has resumed another coroutine, which runs.
     Normal,
-    /// It runs on a C stack that no thread uses at the moment: that of a fiber of the host's.
+    /// It runs on a C stack that no thread uses at the moment: the stack of a fiber of the host program.
     Switched,
     /// It has yielded.
     Suspended,
-    /// It was created, but not yet resumed.
+    /// It was created, but not resumed yet.
     NotStarted,
-    /// It has nothing left to do. A VM's main thread is in this state while the host does not call Lua.
+    /// It has nothing left to do. A VM's main thread has this status while the host program does not call Lua.
     Finished,
     /// It has ended with an error.
     Dead,
 }
 
 impl Status {
-    /// In a few words.
+    /// The status in a few words.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -153,27 +153,27 @@ impl Status {
 /// A Lua stack, innermost frame first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LuaStack {
-    /// Its frames and, between them, its C frames.
+    /// The Lua frames with the C frames between them.
     pub frames: Vec<FrameRecord>,
-    /// How it ends.
+    /// How the walk ended.
     pub end: WalkEnd,
-    /// What is known of its innermost frames: those that are inlined into a trace are not on the stack.
+    /// What is known about the innermost frames: functions that are inlined into a trace are not on the stack.
     pub innermost: Innermost,
-    /// Where its walk began, if it is that of the coroutine that runs in its VM.
+    /// Where the walk began, if this is the coroutine that runs in its VM.
     pub top: Option<Top>,
 }
 
 impl LuaStack {
-    /// A stack of which nothing is known yet.
+    /// A stack about which nothing is known yet.
     fn unknown() -> Self {
         Self { frames: Vec::new(), end: WalkEnd::NoLua, innermost: Innermost::Known, top: None }
     }
 
-    /// The stack of a coroutine that is not the one that runs in its VM.
+    /// The stack of a coroutine other than the one that runs in its VM.
     pub fn of_waiting(view: &View<'_>, vm: &Vm, index: usize, snapshot: &CoroutineSnapshot) -> Self {
         let layout = &vm.layout;
-        // What a C frame saved is right only if the innermost frame is a Lua function's, which then has called the VM
-        // for something; it is accepted only if it points into that function.
+        // The PC that a C frame has saved is valid only if the innermost frame is a Lua function that has called the VM. It
+        // is accepted only if it points into that function.
         let saved_pc = || view.read_ref(layout.is_gc64(), field(snapshot.cframe, layout.cframe_pc)).unwrap_or(0);
         let pc = if snapshot.cframe == 0 { 0 } else { saved_pc() };
         let mut stack = Self::unknown();
@@ -181,7 +181,8 @@ impl LuaStack {
         stack
     }
 
-    /// The stack of the coroutine that runs in its VM, on a thread with these registers: zeros if they are not known.
+    /// The stack of the coroutine that runs in its VM, on a thread with these registers. They are zeros if they are not
+    /// known.
     pub fn of_running(
         view: &View<'_>,
         vm: &Vm,
@@ -229,7 +230,7 @@ impl LuaStack {
             walk.cross_first();
         }
         let bottom = snapshot.coroutine.stack.wrapping_add(if layout.is_gc64() { 16 } else { 8 });
-        // Every step moves down by a slot at least, or up the C stack: the bound is only a safety net.
+        // Every step moves down by a slot at least, or up the C stack. The bound is only a safety net.
         for _ in 0..2 * MAX_SLOTS {
             let mut record = FrameRecord { vm: index as u16, ..FrameRecord::EMPTY };
             match walk.step(view, layout, (&mut record, &mut memo)) {
@@ -278,7 +279,7 @@ mod tests {
         assert_eq!(status(|s| s.status = YIELD), Status::Suspended);
         assert_eq!(status(|s| s.cframe = 0x7ffe_0000), Status::Running);
         assert_eq!(status(|s| s.status = 2), Status::Dead, "LUA_ERRRUN");
-        // Frames without a C frame: resumed by nobody, as after a yield across the host.
+        // Frames without a C frame: the coroutine is not resumed, as after a yield across the host program.
         assert_eq!(status(|s| s.base = 0x1040), Status::Suspended);
         assert_eq!(fresh.status(false), Status::Suspended, "without GC64 this BASE is that of a second frame");
     }

@@ -6,17 +6,17 @@ use lj_trace_process::ProcessMemory;
 use super::snapshot::CoroutineSnapshot;
 use super::view::CopiedRange;
 
-/// Coroutines that are copied together.
+/// The number of coroutines to copy together.
 pub const TOGETHER: usize = 512;
-/// What their stacks may take together, in bytes; one alone may take more.
+/// The most bytes of their stacks together. A single stack may be larger.
 const BYTES: usize = 4 << 20;
-/// Places that one system call reads (`IOV_MAX`).
+/// The most places that one system call reads (`IOV_MAX`).
 const AT_ONCE: usize = 1024;
-/// What one system call reads, if it is more than one place.
+/// The most bytes that one system call reads, if it reads more than one place.
 const AT_ONCE_BYTES: usize = 1 << 20;
 
-/// Shows each of `threads` to `visit` as it was at two moments, one right after the other: [`None`] if no coroutine of `vm` was
-/// there, or its stack was just being moved.
+/// Passes each of `threads` to `visit` with two copies, taken right after each other. A copy is [`None`] if no coroutine of
+/// `vm` was there, or if its stack was just being moved.
 pub fn twice(
     memory: &ProcessMemory,
     vm: &Vm,
@@ -62,7 +62,7 @@ fn once(memory: &ProcessMemory, vm: &Vm, threads: &[u64]) -> Vec<Option<Coroutin
     all
 }
 
-/// Copies of places, each shorter where its memory ends.
+/// The copies of some places. A copy is shorter if its memory ends earlier.
 fn copies(memory: &ProcessMemory, places: &[(u64, usize)]) -> Vec<CopiedRange> {
     let mut copies: Vec<CopiedRange> = Vec::with_capacity(places.len());
     while let left = &places[copies.len()..]
@@ -78,7 +78,7 @@ fn copies(memory: &ProcessMemory, places: &[(u64, usize)]) -> Vec<CopiedRange> {
         let mut rest = bytes.as_slice();
         for &(start, size) in group {
             let Some((own, others)) = rest.split_at_checked(size) else {
-                // What is not there as a whole ends what a call reads.
+                // A call stops reading at the first place that is not completely there.
                 copies.push(CopiedRange::read(memory, start, size));
                 break;
             };
@@ -98,7 +98,7 @@ mod tests {
         let data: Vec<u8> = (0..4 << 20).map(|index: u32| (index / 3) as u8).collect();
         let start = data.as_ptr() as u64;
         let memory = ProcessMemory::new(std::process::id());
-        // Sizes from nothing to more than a call reads, with places between them that cannot be read.
+        // Sizes from zero to more than a call reads, with unreadable places between them.
         let sizes = [0, 1, 7, 96, 4096, 70_000, AT_ONCE_BYTES - 1, AT_ONCE_BYTES, AT_ONCE_BYTES + 1, 3 << 20];
         let place = |index: usize| match index % 11 {
             10 => (0x10, 64),

@@ -10,37 +10,37 @@ use lj_trace_unwind::Registers;
 /// A thread of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OsThread {
-    /// Its id.
+    /// The id of the thread.
     pub tid: u32,
-    /// Its name.
+    /// The name of the thread.
     pub name: String,
-    /// What it does, as in `/proc/PID/task/TID/stat`: `R`, `S`, `D`, `T`, `t`, `Z`.
+    /// The state, as in `/proc/PID/task/TID/stat`: `R`, `S`, `D`, `T`, `t`, `Z`.
     pub state: char,
-    /// Where it is.
+    /// The place where the thread is.
     pub place: ThreadPlace,
 }
 
 /// Where a thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadPlace {
-    /// It waits in the kernel, and user code goes on here.
+    /// The thread waits in the kernel, and its user code will continue here.
     Waiting {
         /// Its program counter.
         pc: u64,
         /// Its stack pointer.
         sp: u64,
-        /// A mark of this very wait: it differs between system calls with other arguments, and once the thread has run
-        /// in between.
+        /// A mark of this wait. It differs between system calls with other arguments, and after the thread has run in
+        /// between.
         mark: u64,
     },
-    /// It runs, or is about to: the kernel does not say where.
+    /// The thread runs, or is about to run: the kernel does not say where.
     Running,
-    /// The kernel refuses to say: it wants the privilege to trace the process (`CAP_SYS_PTRACE`).
+    /// The kernel refuses access without the privilege to trace the process (`CAP_SYS_PTRACE`).
     Refused,
 }
 
 impl ThreadPlace {
-    /// The registers that are known there.
+    /// The known registers at this place.
     pub fn registers(&self) -> Option<Registers> {
         match *self {
             Self::Waiting { pc, sp, .. } => Some(Registers::only(pc, sp)),
@@ -48,18 +48,18 @@ impl ThreadPlace {
         }
     }
 
-    /// Where thread `tid` of process `pid` is now.
+    /// The current place of thread `tid` of process `pid`.
     pub fn read(pid: u32, tid: u32) -> Self {
         let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/task/{tid}/{name}"));
         match read("syscall") {
-            // Some kernels keep no account of how often a thread has run: then the arguments must do.
+            // Some kernels do not count how often a thread has run. The arguments alone must then do.
             Ok(text) => Self::parse(&text, &read("schedstat").unwrap_or_default()).unwrap_or(Self::Running),
             Err(_) => Self::Refused,
         }
     }
 
-    /// `running`, or `NUMBER ARGUMENT... SP PC`, or `-1 SP PC` (proc(5)); and how long and how often the thread has run
-    /// so far (`schedstat`).
+    /// Parses `running`, or `NUMBER ARGUMENT... SP PC`, or `-1 SP PC` (proc(5)). `runs` says how long and how often the
+    /// thread has run so far (`schedstat`).
     fn parse(text: &str, runs: &str) -> Option<Self> {
         let mut words = text.split_whitespace().rev();
         let mut number = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
@@ -72,7 +72,7 @@ impl ThreadPlace {
 }
 
 impl OsThread {
-    /// All threads of `process`, the first one first.
+    /// All threads of `process`, the first thread first.
     pub fn all(process: &Process) -> Vec<Self> {
         let mut tids = process.threads().unwrap_or_default();
         tids.sort_unstable();
@@ -87,7 +87,7 @@ impl OsThread {
     }
 }
 
-/// What a thread in a state does, in words.
+/// What a thread does in this state, in words.
 pub fn describe(state: char) -> &'static str {
     match state {
         'R' => "running",
@@ -101,7 +101,7 @@ pub fn describe(state: char) -> &'static str {
     }
 }
 
-/// Whether a thread is stopped by whoever traces it.
+/// Whether a tracer has stopped the thread.
 pub fn is_traced(pid: u32, tid: u32) -> bool {
     thread_state(pid, tid) == Some('t')
 }

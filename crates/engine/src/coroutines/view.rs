@@ -1,4 +1,4 @@
-//! The target's memory, as it was when parts of it were copied.
+//! The target's memory at the time when parts of it were copied.
 
 use lj_trace_common::frame::ReadFrames;
 use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
@@ -11,15 +11,15 @@ use lj_trace_unwind::StackCopy;
 /// A copied range of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CopiedRange {
-    /// Address of the first byte.
+    /// The address of the first byte.
     pub start: u64,
     /// The bytes.
     pub bytes: Vec<u8>,
 }
 
 impl CopiedRange {
-    /// Copies up to `length` bytes at `start`, fewer where the memory ends: with as few system calls as possible,
-    /// so that it is nearly one moment that the copy shows.
+    /// Copies up to `length` bytes at `start`, or fewer if the memory ends earlier. It uses as few system calls as
+    /// possible, so that the copy shows nearly a single moment.
     pub fn read(memory: &ProcessMemory, start: u64, length: usize) -> Self {
         let mut bytes = vec![0; length];
         let mut done = 0;
@@ -33,19 +33,19 @@ impl CopiedRange {
         Self { start, bytes }
     }
 
-    /// The same as a native stack, for unwinding.
+    /// The copy as a native stack, for unwinding.
     pub fn as_stack(&self) -> StackCopy<'_> {
         StackCopy { start: self.start, bytes: &self.bytes }
     }
 
-    /// Whether it holds all of a value of this size at `address`.
+    /// The value at `address`, if the copy contains all of it.
     fn read_at<T: Pod>(&self, address: u64) -> Option<T> {
         plain_at(&self.bytes, address.checked_sub(self.start)?)
     }
 }
 
-/// Reads from copies where they cover an address, and else from live memory, each page of it once: what functions
-/// and prototypes are does not change while they are in use.
+/// Reads from copies if they cover an address, otherwise from live memory, each page once: functions and prototypes do not
+/// change while they are in use.
 pub struct View<'a> {
     /// The live memory.
     pub live: &'a PageCache<'a, ProcessMemory>,

@@ -1,4 +1,4 @@
-//! What tells one walked stack from another: many coroutines have the same.
+//! The identity of a walked stack: many coroutines have equal stacks.
 
 use lj_trace_common::event::FrameRecord;
 use lj_trace_common::frame::WalkEnd;
@@ -10,11 +10,11 @@ use crate::stack::Innermost;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WalkedStack(Vec<FrameIdentity>);
 
-/// What a frame is named by.
+/// The fields from which a frame gets its name.
 type FrameIdentity = (u64, u64, [u32; 3], u8, u8, u16);
 
 impl WalkedStack {
-    /// That of `stack`; [`None`] if more than its frames matters.
+    /// The identity of `stack`; [`None`] if more than its frames matters.
     pub fn of(stack: &LuaStack) -> Option<Self> {
         let function = |record: &FrameRecord| {
             let &FrameRecord { code, chunkname, first_line, size_bc, position, kind, ffid, vm, .. } = record;

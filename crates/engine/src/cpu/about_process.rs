@@ -1,4 +1,4 @@
-//! What reports show of a process besides samples: its files, where its source code is, its memory.
+//! What reports show about a process besides samples: its files, its source code, and its memory.
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -9,7 +9,7 @@ use lj_trace_profile::model::{NativeModule, NativeModules};
 use lj_trace_profile::source_code::SourceCode;
 use lj_trace_unwind::symbols::links;
 
-/// The files with native code that are mapped now.
+/// The files with native code that are mapped at the moment.
 pub fn native_modules(process: &Process) -> NativeModules {
     let mut modules = NativeModules::new();
     let Ok(maps) = process.maps() else { return modules };
@@ -31,22 +31,22 @@ pub fn native_modules(process: &Process) -> NativeModules {
     modules
 }
 
-/// The folder that a process works in.
+/// The current folder of a process.
 pub fn folder(process: &Process) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{}/cwd", process.pid())).ok()
 }
 
-/// Where the files of a process's chunks can be read.
+/// Where to read the source files of a process's chunks.
 pub fn source_code(process: &Process) -> SourceCode {
     let folder = folder(process);
-    // Links of /proc name places as we see them; a process in a chroot(2) sees them from there.
+    // Links in /proc show paths from our root. A process in a chroot(2) sees them from its own.
     let root = std::fs::read_link(format!("/proc/{}/root", process.pid())).ok();
     let beneath = |folder: &PathBuf| Some(Path::new("/").join(folder.strip_prefix(root?).ok()?));
     let seen = folder.as_ref().and_then(beneath).or(folder);
     process.files().map_or_else(SourceCode::default, |files| SourceCode::of_target(files.clone(), seen))
 }
 
-/// The bytes that the objects of all VMs take, and those of the process that are in memory.
+/// The bytes of all VMs' objects, and the resident bytes of the process.
 pub fn memory<'a>(process: &Process, vms: impl Iterator<Item = &'a Vm>) -> (Option<u64>, Option<u64>) {
     let memory = process.memory();
     let heaps = vms.filter_map(|vm| VmStatus::read(&memory, vm).ok()).map(|status| status.heap);
@@ -54,8 +54,8 @@ pub fn memory<'a>(process: &Process, vms: impl Iterator<Item = &'a Vm>) -> (Opti
     (heap, Some(process.rss()).filter(|&bytes| bytes > 0))
 }
 
-/// The time as samples have it: nanoseconds of `CLOCK_MONOTONIC`, of the machine rather than of a time namespace that
-/// lj-trace may run in.
+/// The current time on the clock of samples: nanoseconds of the machine's `CLOCK_MONOTONIC`, even if lj-trace runs in a
+/// time namespace.
 pub fn now() -> u64 {
     static OFFSET: LazyLock<i64> = LazyLock::new(|| {
         let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
@@ -69,7 +69,8 @@ pub fn now() -> u64 {
 
 const NANOSECONDS: i64 = 1_000_000_000;
 
-/// What a time namespace adds to `CLOCK_MONOTONIC`, in nanoseconds, by `/proc/PID/timens_offsets` (time_namespaces(7)).
+/// The offset that a time namespace adds to `CLOCK_MONOTONIC`, in nanoseconds, from `/proc/PID/timens_offsets`
+/// (time_namespaces(7)).
 fn monotonic_offset(offsets: &str) -> Option<i64> {
     let line = offsets.lines().find_map(|line| line.strip_prefix("monotonic"))?;
     let mut numbers = line.split_whitespace().map(|number| number.parse::<i64>().ok());

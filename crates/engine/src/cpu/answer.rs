@@ -10,16 +10,16 @@ use lj_trace_text::{Room, counted};
 
 use super::{OffCpuSummary, Summary};
 
-/// What was seen of the processes from outside while they were recorded.
+/// Observations of the processes from outside during the recording.
 #[derive(Clone, Debug, Default)]
 pub struct Looks {
-    /// Where their VMs were.
+    /// Where the VMs of the processes were.
     pub seen: Option<SeenAt>,
-    /// For how many seconds all threads were ready to run and had no CPU.
+    /// How many seconds all threads together were ready to run without a CPU.
     pub queued: Option<f64>,
 }
 
-/// The answer to where the CPU time went, of one process, or of several together. `recordings` are their names and numbers.
+/// The answer to where the CPU time went, for one process or several. `recordings` are their names and summaries.
 pub fn answer(facts: &CpuFacts, recordings: &[(&str, &Summary)], looks: Looks, room: Room) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
@@ -86,24 +86,24 @@ fn write(
     }
 }
 
-/// How many processes have a line.
+/// The most processes with a line of their own.
 const PROCESSES: usize = 20;
 
-/// What a process does among several. With several VMs, each is a part.
+/// What one of several processes does. If it has several VMs, each is a part.
 fn of_process(facts: &CpuFacts, process: &str) -> String {
     let is_own =
         |name: &str| name.strip_prefix(process).is_some_and(|rest| rest.is_empty() || rest.starts_with(", VM "));
     let own: Vec<_> =
         facts.parts.iter().filter(|(name, _)| is_own(name)).map(|(_, part)| function_share(part)).collect();
     match own.len() {
-        // What all samples are of is no part.
+        // A part with all samples of the process is not a part.
         0 if facts.parts.is_empty() => function_share(facts),
         0 => "no sample".to_owned(),
         _ => own.join(" and "),
     }
 }
 
-/// What is missing or not as it should be, in one line.
+/// Losses and other problems, in one line.
 fn losses(summaries: &[&Summary]) -> String {
     let sum = |value: fn(&Summary) -> u64| summaries.iter().map(|summary| value(summary)).sum::<u64>();
     let samples = sum(|summary| summary.tally.samples);
@@ -154,7 +154,7 @@ fn cost(summary: &Summary) -> String {
     format!("{}{others}", summary.cost)
 }
 
-/// What several recordings cost together. All others lose the same at each tick, however many are recorded.
+/// The total cost of several recordings. All other processes lose the same at each tick, however many are recorded.
 fn common_cost(summaries: &[&Summary]) -> String {
     let seconds: f64 = summaries.iter().map(|summary| summary.cost.seconds).sum();
     let used: Option<f64> = summaries.iter().map(|summary| summary.used).sum();

@@ -1,4 +1,4 @@
-//! The trait of those that observe CPU samples while they are recorded.
+//! The trait of code that observes CPU samples during a recording.
 
 use lj_trace_common::turn::EndedTurn;
 use lj_trace_profile::Frame;
@@ -6,12 +6,12 @@ use lj_trace_profile::Frame;
 use super::reports::CpuReports;
 use crate::resolve::Resolved;
 
-/// Takes in CPU samples beside the outputs of a recording: the reports of all processes together, the live view.
+/// Takes CPU samples besides the outputs of a recording: the common reports of all processes, or the live view.
 pub trait SampleListener {
-    /// A sample. `root` is what its stack belongs to: the process, and its VM where it has several.
+    /// Takes a sample. `root` names the process, and the VM if the process has several.
     fn sample(&mut self, sample: &Resolved, root: Frame);
 
-    /// A turn of an event loop has ended that was too long; its samples came before.
+    /// Takes a turn of an event loop that was too long, after it has ended. Its samples came before.
     fn turn(&mut self, _turn: &EndedTurn) {}
 }
 

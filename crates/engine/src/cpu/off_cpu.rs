@@ -1,4 +1,4 @@
-//! What a recording of time off the CPU says at its end, and how its sums fit the kernel's own account.
+//! The summary of a recording of time off the CPU, and a check of its sums against the kernel's own counts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -7,34 +7,33 @@ use lj_trace_process::Process;
 use lj_trace_profile::answer::{CpuFacts, OffCpuUse, off_cpu_sentence, wait_lines};
 use lj_trace_text::{Room, counted};
 
-/// The sums of a recording of time off the CPU. Times are in nanoseconds, of all threads together.
+/// The sums of a recording of time off the CPU. Times are in nanoseconds, over all threads.
 #[derive(Clone, Debug, Default)]
 pub struct OffCpuSummary {
-    /// Waits that were over, and those that were under way at the end.
+    /// The number of waits: those that were over, and those under way at the end.
     pub waits: u64,
-    /// How long all of them lasted, as far as that lay within the recording.
+    /// The total length of these waits inside the recording.
     pub waited: u64,
-    /// What the samples of them stand for.
+    /// The time that their samples account for.
     pub told: u64,
-    /// How many threads were off the CPU during all of it.
+    /// The number of threads that were off the CPU during the whole recording.
     pub all_the_time: u64,
-    /// Threads at the end.
+    /// The number of threads at the end.
     pub threads: u64,
-    /// Time of waits that was lost, by reason.
+    /// The lost time of waits, by reason.
     pub lost: Vec<(&'static str, u64)>,
-    /// Whether CPU time is in the profile, too.
+    /// Whether the profile also has CPU time.
     pub has_cpu_time: bool,
-    /// A wait for less was taken by chance.
+    /// Shorter waits than this were sampled at random.
     pub threshold: u64,
-    /// The same waits of those threads that were there from beginning to end: as they were measured, and by the kernel's
-    /// account.
+    /// The waits of those threads that existed from beginning to end: as measured, and according to the kernel's counts.
     pub checked: Option<(u64, u64)>,
 }
 
-/// More than this, and the sums do not fit the kernel's account.
+/// The relative difference from the kernel's counts above which the sums do not fit.
 const MISFIT: f64 = 0.03;
 
-/// As much may be missing from either of each thread: what the kernel has not accounted for yet.
+/// The time per thread that may be missing on either side, because the kernel has not counted it yet.
 const TICK: u64 = 5_000_000;
 
 impl OffCpuSummary {
@@ -60,7 +59,7 @@ impl OffCpuSummary {
         sum
     }
 
-    /// The difference from the kernel's account, as a share of it, if that is more than chance.
+    /// The difference from the kernel's counts, as a share of them, if it is more than chance.
     fn misfit(&self) -> Option<f64> {
         let (measured, accounted) = self.checked?;
         let apart = measured.abs_diff(accounted);
@@ -68,7 +67,7 @@ impl OffCpuSummary {
         (share > MISFIT && apart > TICK * self.threads.max(1)).then_some(share)
     }
 
-    /// How far its sums fit, in a line.
+    /// How well the sums fit, in one line.
     fn sums(&self) -> String {
         let seconds = |time: u64| format!("{:.3} s", time as f64 / 1e9);
         let told = format!(
@@ -95,7 +94,7 @@ impl OffCpuSummary {
         }
     }
 
-    /// The answer to where the time went, of processes that were recorded for so many seconds.
+    /// The answer to where the time went, for processes that were recorded for this many seconds.
     pub fn answer(&self, facts: &CpuFacts, seconds: f64, room: Room) -> String {
         let mut out = String::new();
         let about = OffCpuUse {
@@ -114,18 +113,18 @@ impl OffCpuSummary {
         out
     }
 
-    /// What was lost, for people.
+    /// The losses, for the user.
     pub fn losses(&self) -> Vec<String> {
         self.lost.iter().map(|(reason, time)| format!("{:.3} s {reason}", *time as f64 / 1e9)).collect()
     }
 }
 
-/// What the kernel itself counts of threads, since some moment.
+/// The kernel's own counts of threads, since some moment.
 #[derive(Clone, Debug, Default)]
 pub struct SchedAccount(HashMap<u32, u64>);
 
 impl SchedAccount {
-    /// Reads it: for how many nanoseconds each thread has run so far.
+    /// Reads the counts: the nanoseconds that each thread has run so far.
     pub fn read(process: &Process) -> Self {
         let threads = process.threads().unwrap_or_default();
         let of = |tid: u32| {
@@ -135,13 +134,13 @@ impl SchedAccount {
         Self(threads.into_iter().filter_map(of).collect())
     }
 
-    /// For how many nanoseconds each thread has run until `later`, of those that were there before.
+    /// The nanoseconds that each thread has run until `later`, for threads that already existed at the first reading.
     pub fn until(&self, later: &Self) -> HashMap<u32, u64> {
         let of = |(tid, run): (&u32, &u64)| Some((*tid, later.0.get(tid)?.checked_sub(*run)?));
         self.0.iter().filter_map(of).collect()
     }
 
-    /// How many threads there were.
+    /// The number of threads.
     pub fn threads(&self) -> u64 {
         self.0.len() as u64
     }
@@ -167,7 +166,7 @@ mod tests {
             (second, second + second / 40, true),
             (second, second + second / 20, false),
             (second, second - second / 20, false),
-            // A tick of the clock is no misfit.
+            // A tick of the clock does not count as a difference.
             (1_000_000, 3_000_000, true),
         ] {
             let own = of(measured, accounted);
@@ -185,7 +184,7 @@ mod tests {
         let began = std::time::Instant::now();
         while began.elapsed().as_millis() < 30 {}
         let after = SchedAccount::read(&process);
-        // Without schedstat there is none.
+        // Without schedstat there are no counts.
         let run: u64 = before.until(&after).values().sum();
         assert!(before.threads() == 0 || run > 5_000_000, "{run}");
     }

@@ -1,4 +1,4 @@
-//! The outputs of a CPU recording: streams, which take samples as they arrive, and the profile that sinks take.
+//! The outputs of a CPU recording: streams, which get samples as they arrive, and the profile for the sinks.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -18,26 +18,26 @@ use crate::output::OutputFiles;
 use crate::output::pieces::SinceThen;
 use crate::resolve::{Resolved, TraceTable};
 
-/// All outputs of a recording.
+/// All outputs of a CPU recording.
 pub struct Outputs {
-    /// The samples of each trace, if they are asked for.
+    /// The samples per trace, if they are counted.
     traces: Option<TraceTable>,
     streams: SysprofStreams,
     reports: CpuReports,
-    /// The folder that the target works in.
+    /// The current folder of the target.
     folder: Option<PathBuf>,
-    /// Samples a second.
+    /// The sampling rate in samples per second.
     rate: u32,
-    /// The losses that earlier pieces tell.
+    /// The losses that earlier pieces have reported.
     told: SinceThen,
 }
 
 impl Outputs {
-    /// Opens all of `files`; what is in them stays until [`begin`](Self::begin), and what was not there goes again if that is
-    /// never called. `piece` says when they begin, if each piece of a recording has its own.
+    /// Opens all of `files`. Existing contents stay until [`begin`](Self::begin), and new files are removed if that is
+    /// never called. If the recording is written in pieces, `piece` is the time at which the first piece begins.
     ///
     /// # Errors
-    /// An I/O error for what cannot be written.
+    /// An I/O error for an output that cannot be written.
     pub fn open(
         files: OutputFiles,
         title: &str,
@@ -52,7 +52,7 @@ impl Outputs {
         Ok(Self { traces: None, streams, reports, folder: None, rate, told: SinceThen::default() })
     }
 
-    /// Begins the streams: samples will come.
+    /// Begins the streams: samples come next.
     ///
     /// # Errors
     /// A stream cannot be written.
@@ -65,7 +65,7 @@ impl Outputs {
     /// # Errors
     /// A stream cannot be written any more.
     pub fn add(&mut self, sample: &Resolved) -> Result<(), EngineError> {
-        // A group takes the place of the VM.
+        // A group replaces the VM.
         self.reports.add(sample, sample.vm.filter(|_| sample.request.group.is_none()).map(Named::vm));
         if let (Some(trace), Some(table)) = (&sample.trace, &mut self.traces) {
             table.add(sample.vm.unwrap_or(0), trace, 1);
@@ -74,7 +74,7 @@ impl Outputs {
             // Streams have no room for waits.
             return Ok(());
         }
-        // Code outside of any VM counts as C, in the streams' terms.
+        // Code outside of any VM counts as a C function in streams.
         self.streams.add(sample.state.unwrap_or(VmState::Cfunc), sample)
     }
 
@@ -83,33 +83,33 @@ impl Outputs {
         self.streams.largest()
     }
 
-    /// Samples of stacks that were too rare for reports to have room for each.
+    /// The number of samples whose stacks were too rare to have entries in reports.
     pub fn folded(&self) -> u64 {
         self.reports.folded()
     }
 
-    /// The reports among them.
+    /// The reports.
     pub fn reports(&mut self) -> &mut CpuReports {
         &mut self.reports
     }
 
-    /// Looks at the process that is recorded.
+    /// Reads facts about the recorded process.
     pub fn describe(&mut self, process: &Process) {
         self.folder = about_process::folder(process);
         self.reports.describe(process);
     }
 
-    /// Keeps what [`facts`](Self::facts) needs.
+    /// Keeps the data for [`facts`](Self::facts).
     pub fn keep_answer(&mut self) {
         self.reports.keep_answer();
     }
 
-    /// What the samples say, if that was to be kept.
+    /// The facts of the samples, if they were kept.
     pub fn facts(&mut self) -> Option<CpuFacts> {
         self.reports.facts()
     }
 
-    /// As [`CpuReports::hottest`].
+    /// The same as [`CpuReports::hottest`].
     pub fn hottest(&self) -> Option<(String, f64)> {
         self.reports.hottest()
     }
@@ -119,12 +119,12 @@ impl Outputs {
         self.traces = Some(TraceTable::default());
     }
 
-    /// The samples of each trace, if they were counted.
+    /// The samples per trace, if they are counted.
     pub fn traces(&self) -> Option<&TraceTable> {
         self.traces.as_ref()
     }
 
-    /// Writes what there is so far, and returns the paths: reports are rewritten at the end.
+    /// Writes the outputs so far, and returns their paths. Reports are written again at the end.
     ///
     /// # Errors
     /// An output cannot be written.
@@ -135,31 +135,32 @@ impl Outputs {
         Ok(paths)
     }
 
-    /// Writes streams out as far as they are.
+    /// Writes the buffered data of the streams to their files.
     ///
     /// # Errors
-    /// One of them cannot be written.
+    /// A stream cannot be written.
     pub fn flush(&mut self) -> Result<(), EngineError> {
         self.streams.flush()
     }
 
-    /// A VM is not there any more, and nothing of it will come: ends its streams.
+    /// Ends the streams of a VM that is gone and has no further samples.
     ///
     /// # Errors
-    /// One of them cannot be written.
+    /// A stream cannot be written.
     pub fn end_vm(&mut self, vm: usize) -> Result<(), EngineError> {
         self.streams.end_vm(vm, &properties(self.rate, self.folder.as_deref(), &[]))
     }
 
-    /// The files that were completed while recording goes on, since the last time it was asked.
+    /// The files that were completed since the last call, while recording goes on.
     pub fn take_ended(&mut self) -> Vec<PathBuf> {
         self.streams.take_ended()
     }
 
-    /// Ends all files, and begins the next ones, in whose names `piece` is. `lost` is what was lost since recording began.
+    /// Ends all files, and begins the next ones, with `piece` in their names. `lost` are the losses since the recording
+    /// began.
     ///
     /// # Errors
-    /// The next files cannot be opened, then nothing has changed; or one of these not be written.
+    /// The next files cannot be opened; then nothing has changed. Or a current file cannot be written.
     pub fn rotate(&mut self, piece: &str, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, EngineError> {
         let next = self.streams.prepare(piece)?;
         self.reports.prepare(piece)?;
@@ -173,7 +174,7 @@ impl Outputs {
     /// Ends all outputs; returns their paths.
     ///
     /// # Errors
-    /// The first output that could not be written; the others are complete all the same.
+    /// The error of the first output that could not be written. The others are complete all the same.
     pub fn finish(mut self, summary: &Summary) -> Result<Vec<PathBuf>, EngineError> {
         let lost = self.told.take(&summary.lost);
         let mut properties = properties(summary.rate, self.folder.as_deref(), &lost);
@@ -191,7 +192,7 @@ impl Outputs {
     }
 }
 
-/// The numbers of the run, for whoever reads the stream later.
+/// The facts of the run, for readers of the stream.
 fn properties(rate: u32, folder: Option<&Path>, lost: &[(&'static str, u64)]) -> Vec<Annotation> {
     let property = |key: &str, value: String| Annotation::Property { key: key.to_owned(), value };
     let mut properties = vec![property("rate", rate.to_string())];

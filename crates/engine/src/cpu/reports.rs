@@ -19,23 +19,23 @@ use crate::sink::{Interval, Sink, end_all, show_all};
 /// A CPU profile, and the sinks that take it when an interval ends.
 pub struct CpuReports {
     profile: CpuProfile,
-    /// What it is of.
+    /// The kind of the profile.
     kind: ProfileKind,
     sinks: Vec<Box<dyn Sink>>,
     began: SystemTime,
-    /// Samples of stacks that were too rare to have room for each, in the intervals that are over.
+    /// The samples of rare stacks in earlier intervals.
     folded: u64,
-    /// Whether somebody will ask what it all says.
+    /// Whether a caller will ask for the facts.
     has_answer: bool,
-    /// For them: the intervals that are over.
+    /// The merged profile of earlier intervals, for the facts.
     over: Option<CpuProfile>,
 }
 
 impl CpuReports {
-    /// Opens the files. `piece` says when they begin, if each piece of a recording has its own.
+    /// Opens the files. If the recording is written in pieces, `piece` is the time at which the first piece begins.
     ///
     /// # Errors
-    /// One of them cannot be written.
+    /// A file cannot be written.
     pub fn open(
         names: &[(Format, PathBuf)],
         title: &str,
@@ -50,7 +50,7 @@ impl CpuReports {
         Ok(reports)
     }
 
-    /// An empty profile of samples at `rate` Hz, which no sink takes yet.
+    /// An empty profile of samples at `rate` Hz, without sinks.
     fn new(title: &str, (kind, rate): (ProfileKind, u32)) -> Self {
         let mut profile = CpuProfile::new(title);
         profile.rate = (kind != ProfileKind::OffCpu).then_some(rate);
@@ -61,7 +61,7 @@ impl CpuReports {
         Self { profile, kind, sinks: Vec::new(), began: SystemTime::now(), folded: 0, has_answer: false, over: None }
     }
 
-    /// Lets these take what is recorded, too.
+    /// Adds sinks.
     pub fn add_sinks(&mut self, sinks: Vec<Box<dyn Sink>>) {
         self.sinks.extend(sinks);
     }
@@ -71,7 +71,7 @@ impl CpuReports {
         self.has_answer = true;
     }
 
-    /// What all intervals say, if that was to be kept.
+    /// The facts of all intervals, if they were kept.
     pub fn facts(&mut self) -> Option<CpuFacts> {
         let Self { profile, over, has_answer, .. } = self;
         let over = over.as_mut().map(|over| {
@@ -81,24 +81,24 @@ impl CpuReports {
         has_answer.then(|| CpuFacts::of(over.unwrap_or(profile)))
     }
 
-    /// The hottest Lua function of the interval that is under way, and its share of the samples, if a profile is kept.
+    /// The hottest Lua function of the current interval and its share of the samples, if a profile is kept.
     pub fn hottest(&self) -> Option<(String, f64)> {
         let (name, samples) = CpuFacts::hottest(&self.profile)?;
         Some((name, samples as f64 / self.profile.samples().max(1) as f64))
     }
 
-    /// Makes ready for the interval that begins at `next`, as [`Sink::prepare`].
+    /// Prepares for the interval that begins at `next`, as [`Sink::prepare`] does.
     ///
     /// # Errors
-    /// A sink cannot take it. The one that is under way goes on.
+    /// A sink cannot take it. The current interval goes on.
     pub fn prepare(&mut self, next: &str) -> Result<(), EngineError> {
         self.sinks.iter_mut().try_for_each(|sink| sink.prepare(next))
     }
 
-    /// Ends the interval and begins the next one with an empty profile; returns the paths of what was written.
+    /// Ends the interval, and begins the next one with an empty profile. Returns the paths of the written files.
     ///
     /// # Errors
-    /// A sink cannot take it. What was recorded so far is kept.
+    /// A sink cannot take the interval. Its data is kept.
     pub fn end_interval(&mut self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, EngineError> {
         lost.iter().for_each(|(reason, count)| self.profile.lose(reason, *count));
         let written = end_all(&mut self.sinks, &Interval::until_now(self.kind, &self.profile, self.began))?;
@@ -114,7 +114,7 @@ impl CpuReports {
         Ok(written)
     }
 
-    /// Looks at the process that is recorded, or at the first of several.
+    /// Reads facts about the recorded process, or about the first of several.
     pub fn describe(&mut self, process: &Process) {
         if self.sinks.is_empty() || self.profile.pid.is_some() {
             return;
@@ -125,19 +125,19 @@ impl CpuReports {
         self.profile.started_now();
     }
 
-    /// Looks again at the libraries of a process: some may have been loaded since. What has no samples needs none.
+    /// Reads the libraries of a process again, because more may have been loaded. A process without samples needs none.
     pub fn add_modules(&mut self, process: &Process) {
         if !self.sinks.is_empty() && self.profile.total() > 0 {
             self.profile.modules.extend(about_process::native_modules(process));
         }
     }
 
-    /// Whether some format shows how memory changes over time.
+    /// Whether a format shows how memory changes over time.
     pub fn shows_time(&self) -> bool {
         self.profile.timeline().is_some()
     }
 
-    /// Adds the sizes of the heap and of the process, in bytes, as they are now.
+    /// Adds the current sizes of the heap and of the process, in bytes.
     pub fn measure_memory(&mut self, heap: Option<u64>, resident: Option<u64>) {
         let now = about_process::now();
         for (name, bytes) in [("GC heap", heap), ("Resident memory", resident)] {
@@ -147,7 +147,7 @@ impl CpuReports {
         }
     }
 
-    /// Adds a sample. `root` is what it belongs to, where there may be several of that.
+    /// Adds a sample. `root` is the frame of its process or VM, if there may be several.
     pub fn add(&mut self, sample: &Resolved, root: Option<Named>) {
         if self.sinks.is_empty() && !self.has_answer {
             return;
@@ -161,12 +161,12 @@ impl CpuReports {
         self.profile.keep_within(if self.sinks.is_empty() { ANSWER_STACKS } else { STACKS });
     }
 
-    /// Samples of stacks that were too rare to have room for each.
+    /// The number of samples whose stacks were too rare to have entries of their own.
     pub fn folded(&self) -> u64 {
         self.folded + self.profile.folded()
     }
 
-    /// Shows what there is so far; returns the paths of what was written.
+    /// Shows the profile so far; returns the paths of the written files.
     ///
     /// # Errors
     /// A sink cannot show it.
@@ -174,29 +174,29 @@ impl CpuReports {
         show_all(&mut self.sinks, &Interval::until_now(self.kind, &self.profile, self.began))
     }
 
-    /// Ends the last interval; returns the paths of what was written. `lost` are numbers of samples that never arrived, by
-    /// reason.
+    /// Ends the last interval; returns the paths of the written files. `lost` are the numbers of samples that never
+    /// arrived, by reason.
     ///
     /// # Errors
-    /// The first sink that could not take it; the others have it all the same.
+    /// The error of the first sink that could not take it. The other sinks take it all the same.
     pub fn finish(mut self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, EngineError> {
         lost.iter().for_each(|(reason, count)| self.profile.lose(reason, *count));
         end_all(&mut self.sinks, &Interval::until_now(self.kind, &self.profile, self.began))
     }
 }
 
-/// Bytes of memory for stacks: for some thirty thousand that are thirty frames deep.
+/// The bytes of memory for stacks: enough for about thirty thousand stacks of thirty frames.
 pub(crate) const STACKS: usize = 16 << 20;
 
-/// The same for stacks of which only the answer at the end is made: the hottest functions are among the heaviest.
+/// The same if only the answer at the end uses the stacks: the hottest functions are in the heaviest stacks.
 const ANSWER_STACKS: usize = 4 << 20;
 
-/// What is known of a sample besides its frames.
+/// The data of a sample besides its frames.
 pub(crate) fn info(sample: &Resolved, weights: [u64; 2]) -> SampleInfo {
     let thread = ThreadLabel { tid: sample.tid, name: sample.thread_name.clone() };
     let trace = sample.trace.as_ref().map(|trace| u64::from(trace.number()));
     SampleInfo {
-        // Code outside of any VM counts as C, in the streams' terms.
+        // Code outside of any VM counts as a C function in streams.
         state: sample.state.unwrap_or(VmState::Cfunc),
         labels: Labels { thread: Some(thread), state: None, trace, request: sample.request.labels.clone() },
         time: Some(sample.time),
@@ -246,7 +246,7 @@ mod tests {
         reports.prepare("2").unwrap();
         assert_eq!(reports.end_interval(&[]).unwrap(), [named("1")]);
         reports.profile.add(VmState::Cfunc, frame("second"));
-        // The next one cannot be opened: this one goes on.
+        // The next file cannot be opened, so the current one goes on.
         std::fs::create_dir(named("3")).unwrap();
         assert!(reports.prepare("3").is_err());
         reports.profile.add(VmState::Cfunc, frame("second"));

@@ -15,7 +15,7 @@ use crate::output::pieces::of_piece;
 use crate::output::stream_file;
 use crate::resolve::{Code, Resolved, SampledTrace};
 
-/// What a stream says of samples in JIT-compiled code.
+/// How a stream represents samples in JIT-compiled code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum JitSamples {
@@ -29,55 +29,55 @@ pub enum JitSamples {
 /// All streams of a recording.
 pub struct SysprofStreams {
     jit_samples: JitSamples,
-    /// Those that are asked for, before the VMs' numbers are put into their names.
+    /// The requested paths, without the VMs' numbers.
     paths: Vec<PathBuf>,
-    /// How many VMs there were when recording began: these have streams from the beginning.
+    /// The number of VMs when recording began: these have streams from the beginning.
     first_vms: usize,
-    /// Those that are not begun.
+    /// Streams that are opened but not begun.
     waiting: Vec<WaitingStream>,
     begun: Vec<StreamOutput>,
-    /// When these files begin, if each piece of the recording has its own.
+    /// The time at which the current files begin, if the recording is written in pieces.
     piece: Option<String>,
-    /// Files that are complete, since the last time it was asked.
+    /// Files that were completed since the last call of `take_ended`.
     ended: Vec<PathBuf>,
 }
 
-/// The streams of the interval to come. Files that were not there go again if it never comes.
+/// The streams of the next interval. New files are removed if the interval never begins.
 pub struct NextStreams {
     waiting: Vec<WaitingStream>,
     piece: String,
 }
 
-/// The file of a stream that is not begun, and its VM.
+/// The file of a stream that has not begun, and its VM.
 struct WaitingStream {
-    /// Before it is put into the name when it begins.
+    /// The name without the time at which the stream begins.
     name: PathBuf,
     path: PathBuf,
     vm: usize,
     file: Box<dyn Write>,
 }
 
-/// A sysprof stream, which holds the samples of one VM; samples outside of any VM go to the first.
+/// A sysprof stream with the samples of one VM. Samples outside of any VM go to the first one.
 struct StreamOutput {
-    /// Before it is put into the name when it begins.
+    /// The name without the time at which the stream begins.
     name: PathBuf,
     path: PathBuf,
     vm: usize,
     writer: SysprofWriter<Box<dyn Write>>,
 }
 
-/// Bytes of memory for what all streams together remember of their symbols, and the least for one of them: some ten
-/// thousand functions, and some thousand.
+/// The bytes of memory for the symbols that all streams together remember, and the least for one of them: about ten
+/// thousand functions, and about a thousand.
 const SYMBOLS: usize = 4 << 20;
 const LEAST_SYMBOLS: usize = SYMBOLS / 8;
 
 impl SysprofStreams {
-    /// Opens the streams of `vms` VMs: one for each of `paths` and VM. What is in the files stays until
-    /// [`begin`](Self::begin), and what was not there goes again if that is never called. `piece` says when they begin, if
-    /// each piece of a recording has its own.
+    /// Opens the streams of `vms` VMs: one for each of `paths` and each VM. Existing contents stay until
+    /// [`begin`](Self::begin), and new files are removed if that is never called. If the recording is written in pieces,
+    /// `piece` is the time at which the first piece begins.
     ///
     /// # Errors
-    /// One of them cannot be written.
+    /// A stream cannot be written.
     pub fn open(
         paths: Vec<PathBuf>,
         vms: usize,
@@ -100,10 +100,9 @@ impl SysprofStreams {
         Ok(streams)
     }
 
-    /// Opens the streams of a VM. If it was the only one when the recording began, of `vms` VMs, its streams have no
-    /// number.
+    /// Opens the streams of a VM. If the recording began with only one VM (`vms` is 1), their names have no number.
     fn open_vm(&mut self, vm: usize, vms: usize) -> Result<(), EngineError> {
-        // A stream is of one VM: on standard output that is the first.
+        // A stream has one VM. Standard output gets the first VM.
         for path in self.paths.iter().filter(|path| vm == 0 || *path != Path::new("-")) {
             let name = if vms == 1 { path.clone() } else { numbered(path, vm + 1) };
             self.waiting.push(WaitingStream::open(name, vm, self.piece.as_deref())?);
@@ -111,14 +110,14 @@ impl SysprofStreams {
         Ok(())
     }
 
-    /// Begins those that were opened: samples will come.
+    /// Begins the opened streams: samples come next.
     ///
     /// # Errors
     /// A stream cannot be written.
     pub fn begin(&mut self) -> Result<(), EngineError> {
         for WaitingStream { name, path, vm, file } in self.waiting.drain(..) {
             let writer = SysprofWriter::new(file, &SymbolTable::new());
-            // What makes it a stream is there from the beginning, whatever else finds room.
+            // The prologue of the stream is in the file from the beginning, even if nothing else fits on the disk.
             let begun = writer.and_then(|mut writer| writer.flush().map(|()| writer));
             let writer = begun.map_err(|error| stream_file::failed(&path, &error))?;
             self.begun.push(StreamOutput { name, path, vm, writer });
@@ -128,13 +127,13 @@ impl SysprofStreams {
         Ok(())
     }
 
-    /// Adds a sample to the streams of its VM; samples outside of any VM go to those of the first.
+    /// Adds a sample to the streams of its VM. Samples outside of any VM go to the first VM's streams.
     ///
     /// # Errors
     /// A stream cannot be written any more.
     pub fn add(&mut self, state: VmState, sample: &Resolved) -> Result<(), EngineError> {
         let vm = sample.vm.unwrap_or(0);
-        // VMs may come into being while they are recorded.
+        // VMs may be created during the recording.
         if self.first_vms <= vm && !self.begun.iter().any(|stream| stream.vm == vm) {
             self.open_vm(vm, vm + 1)?;
             self.begin()?;
@@ -145,30 +144,30 @@ impl SysprofStreams {
         Ok(())
     }
 
-    /// The files that are being written.
+    /// The files of the streams under way.
     pub fn open_files(&self) -> Vec<PathBuf> {
         self.begun.iter().map(|stream| stream.path.clone()).collect()
     }
 
-    /// The size of the largest so far, in bytes.
+    /// The size of the largest stream so far, in bytes.
     pub fn largest(&self) -> u64 {
         self.begun.iter().map(|stream| stream_file::size(&stream.path)).max().unwrap_or(0)
     }
 
-    /// Writes them out as far as they are.
+    /// Writes the buffered data to the files.
     ///
     /// # Errors
-    /// One of them cannot be written.
+    /// A stream cannot be written.
     pub fn flush(&mut self) -> Result<(), EngineError> {
         let mut streams = self.begun.iter_mut();
         streams.try_for_each(|stream| stream.writer.flush().map_err(|error| stream_file::failed(&stream.path, &error)))
     }
 
-    /// A VM is not there any more, and nothing of it will come: ends its streams. Samples outside of any VM go on to those of
-    /// the first, which also tells what was lost, since that may have been of any VM.
+    /// Ends the streams of a VM that is gone and has no further samples. The streams of the first VM go on for samples
+    /// outside of any VM. They also have the losses, which may be of any VM.
     ///
     /// # Errors
-    /// One of them cannot be written.
+    /// A stream cannot be written.
     pub fn end_vm(&mut self, vm: usize, properties: &[Annotation]) -> Result<(), EngineError> {
         if vm == 0 {
             return Ok(());
@@ -183,7 +182,7 @@ impl SysprofStreams {
         outcome
     }
 
-    /// The files that were completed while recording goes on, since the last time it was asked.
+    /// The files that were completed since the last call, while recording goes on.
     pub fn take_ended(&mut self) -> Vec<PathBuf> {
         std::mem::take(&mut self.ended)
     }
@@ -191,27 +190,27 @@ impl SysprofStreams {
     /// Opens the files of the interval that begins at `next`, for [`go_on`](Self::go_on).
     ///
     /// # Errors
-    /// One of them cannot be opened.
+    /// A file cannot be opened.
     pub fn prepare(&self, next: &str) -> Result<NextStreams, EngineError> {
         let open = |stream: &StreamOutput| WaitingStream::open(stream.name.clone(), stream.vm, Some(next));
         let waiting = self.begun.iter().map(open).collect::<Result<_, _>>()?;
         Ok(NextStreams { waiting, piece: next.to_owned() })
     }
 
-    /// Goes on with the next interval, once this one is ended.
+    /// Continues with the next interval, after the current one has ended.
     ///
     /// # Errors
-    /// One of its streams cannot be written.
+    /// A stream cannot be written.
     pub fn go_on(&mut self, NextStreams { waiting, piece }: NextStreams) -> Result<(), EngineError> {
         self.waiting = waiting;
         self.piece = Some(piece);
         self.begin()
     }
 
-    /// Ends all of them, each with these `properties`; returns their paths.
+    /// Ends all streams, each with these `properties`; returns their paths.
     ///
     /// # Errors
-    /// The first one that could not be written; the others are complete all the same.
+    /// The error of the first stream that could not be written. The others are complete all the same.
     pub fn end(&mut self, properties: &[Annotation]) -> Result<Vec<PathBuf>, EngineError> {
         let mut paths = std::mem::take(&mut self.ended);
         let mut outcome = Ok(());
@@ -223,7 +222,8 @@ impl SysprofStreams {
 }
 
 impl WaitingStream {
-    /// Opens the file of a stream that has this `name`, and in a recording in pieces when it begins as well.
+    /// Opens the file of a stream with this `name`. In a recording in pieces, the path also has the time at which it
+    /// begins.
     fn open(name: PathBuf, vm: usize, piece: Option<&str>) -> Result<Self, EngineError> {
         let path = of_piece(&name, piece);
         let file = stream_file::create(&path)?;
@@ -232,7 +232,7 @@ impl WaitingStream {
 }
 
 impl StreamOutput {
-    /// Ends the stream; gives its path.
+    /// Ends the stream; returns its path.
     fn finish(self, properties: &[Annotation]) -> Result<PathBuf, EngineError> {
         let Self { path, mut writer, .. } = self;
         let written = properties.iter().try_for_each(|property| writer.annotate(property));
@@ -259,7 +259,7 @@ impl StreamOutput {
         for frame in sample.frames.iter().rev() {
             frames.push(match (frame.code, &*frame.named) {
                 (Code::Lua { prototype, .. }, Named::Lua { name, chunk, compiled, .. }) => {
-                    // Parsers show it as it is written.
+                    // Parsers show the chunkname as it is in the stream.
                     let (chunk, line) = (format!("@{chunk}"), u64::from(prototype.firstline));
                     let proto = self.writer.define_lua(
                         prototype.address,
@@ -270,7 +270,7 @@ impl StreamOutput {
                     )?;
                     StackFrame::Lua { proto, line }
                 }
-                // Below, addresses mean something else: no code is there, so a name is all that there is to say.
+                // Lower addresses have other meanings. No code is there, so the name is all there is.
                 (Code::Native { pc, start, end }, named) if pc >= reserved::END => {
                     self.writer.define_c(pc, start, end, &named.to_string())?;
                     StackFrame::Host { addr: pc }
@@ -287,7 +287,7 @@ impl StreamOutput {
 }
 
 impl StreamOutput {
-    /// Makes the stream know a trace; gives a sample in it, as the in-process profiler writes it.
+    /// Adds a trace to the stream; returns a sample in it, in the form of the in-process profiler.
     fn define_trace(&mut self, trace: &SampledTrace) -> Result<Option<TraceSample>, lj_trace_streams::WriteError> {
         let (Some(symbol), Some(prototype)) = (trace.symbol(), trace.prototype()) else { return Ok(None) };
         let chunk = format!("@{}", chunk_name(prototype.chunkname.as_bytes()));
@@ -298,7 +298,7 @@ impl StreamOutput {
     }
 }
 
-/// The line that the innermost Lua function of a sample is at, if that is known.
+/// The line of a sample's innermost Lua function, if it is known.
 fn innermost_line(sample: &Resolved) -> Option<u32> {
     sample.frames.iter().find_map(|frame| match &*frame.named {
         Named::Lua { line, .. } => Some(*line),

@@ -20,49 +20,50 @@ pub struct Summary {
     pub pid: u32,
     /// Samples per second of CPU time.
     pub rate: u32,
-    /// How long it was recorded.
+    /// The duration of the recording.
     pub duration: Duration,
-    /// What became of the samples.
+    /// The counts of the samples.
     pub tally: Tally,
     /// Samples that never arrived, by reason.
     pub lost: Vec<(&'static str, u64)>,
-    /// What else was counted.
+    /// Further counts.
     pub noted: Vec<(&'static str, u64)>,
-    /// Samples that were left out, since only one VM is recorded: those of others, and of code outside of any.
+    /// Samples that were left out because only one VM is recorded: those of other VMs, and those outside of any.
     pub left_out: u64,
-    /// What it has cost the process.
+    /// What the recording has cost the process.
     pub cost: Cost,
-    /// CPU time that the process has used, in seconds, if that is known.
+    /// CPU time that the process has used, in seconds; [`None`] if it is not known.
     pub used: Option<f64>,
-    /// Which part of each CPU's time is taken from all others; [`None`] if none is, since events were on threads.
+    /// The share of each CPU's time that the recording takes from all other processes; [`None`] if events were on threads,
+    /// which takes none.
     pub others: Option<f64>,
-    /// Samples a second at last, and what each counted as, if all of them would have cost too much.
+    /// If the full rate would have cost too much: the final rate in samples per second, and the weight of each sample.
     pub lowered_to: Option<(f64, u32)>,
-    /// Why they were on threads, if they should have been on CPUs.
+    /// Why events were on threads, if they should have been on CPUs.
     pub why_threads: Option<String>,
-    /// What became of the look for requests.
+    /// How many requests were found, and why the others were not.
     pub requests: RequestTally,
-    /// Whether somebody has asked for requests.
+    /// Whether the user has asked for requests.
     pub wants_requests: bool,
-    /// The table of traces, if it is wanted.
+    /// The table of traces, if the user wants it.
     pub traces: Option<String>,
-    /// The sums of time off the CPU, if that was recorded.
+    /// The sums of time off the CPU, if it was recorded.
     pub off_cpu: Option<OffCpuSummary>,
-    /// What the samples say, if somebody wants to know, and not of several processes together.
+    /// The facts of the samples, if a single process was recorded and the user wants an answer.
     pub facts: Option<CpuFacts>,
 }
 
-/// How much is said of a recording.
+/// How much to say about a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verbosity {
-    /// How it ended, and the files: the [answer](super::answer()) has the rest in short.
+    /// How it ended, and its files. The [answer](super::answer()) summarizes the rest.
     Brief,
     /// All numbers.
     Full,
 }
 
 impl Summary {
-    /// The summary for people: losses first, where there are any.
+    /// The summary as text for the user. Losses come first.
     pub fn text(&self, end: &str, files: &[PathBuf], verbosity: Verbosity) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
@@ -91,7 +92,7 @@ impl Summary {
             writeln!(out, "No thread was off the CPU for long enough to be told of.")?;
         } else if *samples == 0 {
             match self.used.filter(|used| *used >= 0.000_5) {
-                // It had to be lucky to be hit even once.
+                // With so little CPU time, even one sample would have been luck.
                 Some(used) => writeln!(
                     out,
                     "No sample hit it: it used {used:.3} s of CPU time, in which {:.1} are taken on average at {} Hz. Record \
@@ -156,7 +157,7 @@ impl Summary {
 }
 
 impl Summary {
-    /// For how many samples the request is known, where there are such.
+    /// The number of samples whose request is known, if there are any.
     fn write_requests(&self, out: &mut String) -> std::fmt::Result {
         let RequestTally { is_wanted, found, without, unknown, no_phases, .. } = &self.requests;
         let with_lua = self.tally.with_lua;
@@ -172,7 +173,7 @@ impl Summary {
     }
 }
 
-/// What a state is, for people who do not know the VM's names.
+/// The state, in words for users who do not know the VM's names.
 pub fn describe_state(state: VmState) -> &'static str {
     match state {
         VmState::Interp => "interpreter",

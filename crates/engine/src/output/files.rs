@@ -1,4 +1,4 @@
-//! The files that a recording is written to, and the messages if one cannot be written.
+//! The files that a recording writes, and the messages if one of them cannot be written.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,22 +8,22 @@ use lj_trace_profile::{Format, formats};
 
 use crate::error::{EngineError, Failure};
 
-/// The files that one kind of profile is to be written to.
+/// The files for one kind of profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutputFiles {
-    /// Streams, before the VMs' numbers are put into their names.
+    /// The paths of streams, without the VMs' numbers.
     pub streams: Vec<PathBuf>,
-    /// Everything else.
+    /// The paths of all other outputs, with their formats.
     pub reports: Vec<(Format, PathBuf)>,
 }
 
 impl OutputFiles {
-    /// Whether there are none.
+    /// Whether there are no files.
     pub fn is_empty(&self) -> bool {
         self.streams.is_empty() && self.reports.is_empty()
     }
 
-    /// The same for a process among several, whose id each file gets into its name.
+    /// The files for one of several processes: each name includes the process id.
     pub fn of_process(&self, pid: u32) -> Self {
         let of_process =
             |path: &Path| if path == Path::new("-") { path.to_owned() } else { numbered(path, pid as usize) };
@@ -33,12 +33,12 @@ impl OutputFiles {
         }
     }
 
-    /// Whether one of them is standard output.
+    /// Whether one of the files is standard output.
     pub fn has_standard_output(&self) -> bool {
         self.paths().any(|path| path == Path::new("-"))
     }
 
-    /// All of them.
+    /// The paths of all files.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         let reports = self.reports.iter().map(|(_, path)| path.as_path());
         self.streams.iter().map(PathBuf::as_path).chain(reports)

@@ -1,4 +1,4 @@
-//! Files of a recording: streams that grow, and reports that are written at the end.
+//! The files of a recording: streams that grow, and reports that are written at the end.
 
 pub mod files;
 mod output_file;

@@ -1,8 +1,8 @@
-//! A file to be written: it is checked to be writable, but not touched before there is something to write. A recording
-//! that is refused leaves an earlier one's file as it is.
+//! A file to write. Opening it checks that it is writable, but does not change it before there is something to write: if a
+//! recording is refused, the file of an earlier recording stays as it is.
 //!
-//! What is written tells much of the process that was looked at, so nobody but the owner may read it; and lj-trace is often
-//! root, so no link of another user's is followed, and nobody else's file is written to.
+//! Outputs say much about the observed process, so only the owner may read them. And lj-trace often runs as root, so it
+//! follows no link of another user, and writes to no file of another user.
 
 use std::cell::Cell;
 use std::fs::{self, File, Metadata};
@@ -11,40 +11,40 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _}
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A file, from when it is promised to when it is written.
+/// A file, from the time it is opened until it is written.
 #[derive(Debug)]
 pub struct OutputFile {
     file: File,
     path: PathBuf,
-    /// Whether there was no such file before, and nothing was written to it.
+    /// Whether the file did not exist before, and nothing has been written to it.
     is_new: Cell<bool>,
-    /// Whether what is in it is somebody else's.
+    /// Whether the file has contents from before.
     is_old: bool,
-    /// Whether it is a file, rather than a pipe or a device, in which nothing can be overwritten.
+    /// Whether it is a regular file. Pipes and devices have nothing to overwrite.
     is_regular: bool,
 }
 
-/// Whether files that are there may be replaced, as `--force` says.
+/// Whether existing files may be replaced, as with `--force`.
 static MAY_REPLACE: AtomicBool = AtomicBool::new(false);
 
-/// Lets files be replaced from here on, in the whole process: one command writes them all.
+/// From here on, allows the whole process to replace files: one command writes them all.
 pub fn allow_replacing() {
     MAY_REPLACE.store(true, Ordering::Relaxed);
 }
 
 impl OutputFile {
-    /// Opens the file at `path`, which may be there or not.
+    /// Opens the file at `path`, which may exist or not.
     ///
     /// # Errors
-    /// It cannot be written, belongs to somebody else, or holds something that is not to be replaced.
+    /// The file cannot be written, belongs to another user, or has contents that must not be replaced.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::open_with(path, MAY_REPLACE.load(Ordering::Relaxed))
     }
 
-    /// The same for what can be made again: it replaces what is in the file.
+    /// Opens a file whose contents can be made again, so that they may be replaced.
     ///
     /// # Errors
-    /// It cannot be written, or belongs to somebody else.
+    /// The file cannot be written, or belongs to another user.
     pub fn replace(path: &Path) -> io::Result<Self> {
         Self::open_with(path, true)
     }
@@ -61,15 +61,15 @@ impl OutputFile {
         if !is_new && is_regular && metadata.len() > 0 && !may_replace {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it is there already; --force replaces it"));
         }
-        // There is nothing to be kept of a pipe or a device, and no beginning to go back to.
+        // A pipe or a device has no contents to keep, and no beginning to go back to.
         let is_old = !is_new && is_regular;
         Ok(Self { file, path: path.to_owned(), is_new: Cell::new(is_new), is_old, is_regular })
     }
 
-    /// Empties it: it is written anew, from its beginning. It is there from now on, even if nothing is written.
+    /// Empties the file, to write it again from its beginning. From now on the file exists, even if nothing is written.
     ///
     /// # Errors
-    /// It cannot be emptied.
+    /// The file cannot be emptied.
     pub fn begin_anew(&mut self) -> io::Result<()> {
         self.is_new.set(false);
         self.is_old = false;
@@ -81,7 +81,7 @@ impl OutputFile {
     }
 }
 
-/// An error of a file that cannot be made, which tells what is wrong with its folder if that is the cause.
+/// The error of a file that cannot be created. It says what is wrong with the folder if that is the cause.
 fn with_cause(path: &Path, error: io::Error) -> io::Error {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let cause = match fs::metadata(folder) {
@@ -94,28 +94,28 @@ fn with_cause(path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), cause)
 }
 
-/// Opens what is there for writing, if it is ours.
+/// Opens an existing file for writing, if it is ours.
 ///
 /// # Errors
-/// It belongs to another user, or cannot be opened.
+/// The file belongs to another user, or cannot be opened.
 pub fn open_existing(path: &Path) -> io::Result<File> {
     let (mut options, link) = (File::options(), fs::symlink_metadata(path)?);
     options.write(true);
     if link.is_symlink() {
         check_owner(&link, "a link of another user's, which is not followed")?;
-        // It may lead to a file that is still to come. Where it leads is our own choice, or root's: /dev/stdout.
+        // The link may point to a file that does not exist yet. Its target is our own choice, or root's: /dev/stdout.
         return options.create(true).truncate(false).mode(0o600).open(path);
     }
     let file = options.custom_flags(libc::O_NOFOLLOW).open(path)?;
     let metadata = file.metadata()?;
-    // A terminal is its user's, also of one who has become root.
+    // A terminal belongs to its user, even if that user has become root.
     if !metadata.file_type().is_char_device() {
         check_owner(&metadata, "another user's, who could read what is written")?;
     }
     Ok(file)
 }
 
-/// Refuses what belongs to neither this user nor root.
+/// Refuses a file that belongs to neither this user nor root.
 fn check_owner(metadata: &Metadata, whose: &str) -> io::Result<()> {
     // SAFETY: geteuid(2) takes nothing, and always succeeds.
     let own = unsafe { libc::geteuid() };
@@ -145,7 +145,7 @@ impl Write for OutputFile {
 impl Drop for OutputFile {
     fn drop(&mut self) {
         if self.is_new.get() {
-            // If it cannot be removed an empty file is left: there is nothing better to do.
+            // If the file cannot be removed, an empty one stays: nothing better can be done.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -172,7 +172,7 @@ mod tests {
         file.write_all(b"new").unwrap();
         drop(file);
         assert_eq!(fs::read(&path).unwrap(), b"new");
-        // A profile without samples is an empty file, not the one before.
+        // A profile without samples is an empty file, not the previous contents.
         OutputFile::replace(&path).unwrap().begin_anew().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"");
         fs::remove_file(&path).unwrap();
@@ -187,7 +187,7 @@ mod tests {
         fs::write(&path, b"an earlier recording").unwrap();
         assert_eq!(OutputFile::open_with(&path, false).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&path).unwrap(), b"an earlier recording");
-        // As mktemp(1) leaves it.
+        // An empty file, as mktemp(1) leaves it.
         fs::write(&path, b"").unwrap();
         OutputFile::open_with(&path, false).unwrap().write_all(b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");

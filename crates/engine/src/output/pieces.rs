@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use lj_trace_profile::formats::insert_before_ending;
 
-/// Now (UTC), as names of files have it: `20261123T094500Z`.
+/// The current time (UTC), formatted for file names: `20261123T094500Z`.
 pub fn now_in_names() -> String {
     // SAFETY: time(2) may be given no place, and gmtime_r(3) fills in the structure, of which all zeros are a value.
     let now = unsafe {
@@ -16,8 +16,8 @@ pub fn now_in_names() -> String {
     format!("{}{:02}{tm_mday:02}T{tm_hour:02}{tm_min:02}{tm_sec:02}Z", tm_year + 1900, tm_mon + 1)
 }
 
-/// The name of a file's piece that `begins` then: `a/b.bin` becomes `a/b.20261123T094500Z.bin`. A recording that is in one
-/// piece has names without.
+/// The name of a piece that begins at `begins`: `a/b.bin` becomes `a/b.20261123T094500Z.bin`. A recording in one piece has
+/// names without a time.
 pub fn of_piece(path: &Path, begins: Option<&str>) -> PathBuf {
     match begins {
         Some(begins) if path != Path::new("-") => insert_before_ending(path, &format!(".{begins}")),
@@ -25,12 +25,12 @@ pub fn of_piece(path: &Path, begins: Option<&str>) -> PathBuf {
     }
 }
 
-/// What has been counted since the piece before.
+/// The counts at the end of the previous piece.
 #[derive(Clone, Debug, Default)]
 pub struct SinceThen(Vec<(&'static str, u64)>);
 
 impl SinceThen {
-    /// The difference to the counts of the last time, of `counts` that only grow.
+    /// The difference between `counts`, which only grow, and those of the previous call.
     pub fn take(&mut self, counts: &[(&'static str, u64)]) -> Vec<(&'static str, u64)> {
         let before = std::mem::replace(&mut self.0, counts.to_vec());
         let of = |reason: &str| before.iter().find(|(known, _)| *known == reason).map_or(0, |(_, count)| *count);

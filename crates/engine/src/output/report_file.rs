@@ -1,4 +1,4 @@
-//! A file that is written when an interval ends: text, a picture, a profile for a viewer.
+//! A file that is written when an interval ends: a text, a picture, or a profile for a viewer.
 
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
@@ -14,19 +14,19 @@ use super::pieces::of_piece;
 use crate::error::EngineError;
 use crate::sink::{Interval, Sink};
 
-/// A file that is written when an interval ends, and known to be writable from when that begins.
+/// A file that is written when an interval ends. From the beginning of the interval, it is known to be writable.
 pub struct ReportFile {
     format: Format,
-    /// Before it is put into the name when the interval begins.
+    /// The name without the time at which the interval begins.
     name: PathBuf,
     current: Opened,
-    /// That of the interval to come.
+    /// The file of the next interval.
     next: Option<Opened>,
 }
 
-/// A file that can be written.
+/// A file that is known to be writable.
 struct Opened {
-    /// Where it is; `-` is standard output.
+    /// The path; `-` is standard output.
     path: PathBuf,
     /// The file, unless it is standard output.
     file: Option<OutputFile>,
@@ -34,7 +34,7 @@ struct Opened {
 
 impl Opened {
     fn open(path: PathBuf) -> Result<Self, EngineError> {
-        // Known to be writable, but as it is until the end.
+        // The file is known to be writable, but keeps its contents until the end.
         let file = (path != Path::new("-")).then(|| OutputFile::open(&path));
         let file = file.transpose().map_err(|error| cannot_write(&path, &error))?;
         Ok(Self { path, file })
@@ -42,19 +42,19 @@ impl Opened {
 }
 
 impl ReportFile {
-    /// Opens a file. `piece` says when its interval begins, if each has a file of its own.
+    /// Opens a file. If each interval has a file of its own, `piece` is the time at which the first one begins.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn open(format: Format, name: &Path, piece: Option<&str>) -> Result<Self, EngineError> {
         let current = Opened::open(of_piece(name, piece))?;
         Ok(Self { format, name: name.to_owned(), current, next: None })
     }
 
-    /// Opens several, as sinks.
+    /// Opens several files as sinks.
     ///
     /// # Errors
-    /// One of them cannot be written.
+    /// A file cannot be written.
     pub fn open_all(files: &[(Format, PathBuf)], piece: Option<&str>) -> Result<Vec<Box<dyn Sink>>, EngineError> {
         let open = |(format, path): &(Format, PathBuf)| {
             Self::open(*format, path, piece).map(|file| Box::new(file) as Box<dyn Sink>)
@@ -62,7 +62,7 @@ impl ReportFile {
         files.iter().map(open).collect()
     }
 
-    /// Writes an interval, in place of what was written before.
+    /// Writes an interval. It replaces what was written before.
     fn write(&mut self, interval: &Interval<'_>) -> Result<(), EngineError> {
         let duration = interval.ended.duration_since(interval.began).unwrap_or_default();
         let about = |room| About { room, recorded: Some(Recorded { began: interval.began, duration }) };
@@ -72,7 +72,7 @@ impl ReportFile {
                 formats::write(self.format, interval.profile, about(Room::of(&out)), BufWriter::new(out))
             }
             Some(file) => {
-                // What was written of it before is replaced: an interim result.
+                // This replaces an interim result.
                 let about = about(Room::Unlimited);
                 file.begin_anew()
                     .and_then(|()| formats::write(self.format, interval.profile, about, BufWriter::new(file)))
@@ -89,7 +89,7 @@ impl Sink for ReportFile {
     }
 
     fn show(&mut self, interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError> {
-        // Standard output would have it twice.
+        // Standard output would get the profile twice.
         if self.current.file.is_none() {
             return Ok(None);
         }

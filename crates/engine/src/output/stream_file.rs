@@ -1,4 +1,4 @@
-//! Stream files: whatever was written is readable, however the writing ended.
+//! Stream files. Whatever was written stays readable, no matter how writing ended.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,11 +13,11 @@ use super::files::cannot_write;
 use super::output_file::{OutputFile, open_existing};
 use crate::error::{EngineError, Failure};
 
-/// Opens a stream for writing; `-` is standard output. What is in the file stays until the first bytes are written. There is
-/// no buffer but the writer's own, which knows what is whole.
+/// Opens a stream for writing; `-` is standard output. Existing contents stay until the first bytes are written. The only
+/// buffer is the writer's own, since the writer knows which records are complete.
 ///
 /// # Errors
-/// Exit code 74 if that is not possible.
+/// Exit code 74 if the file cannot be opened.
 pub fn create(path: &Path) -> Result<Box<dyn Write>, EngineError> {
     if path == Path::new("-") {
         return Ok(Box::new(StandardOutput));
@@ -26,15 +26,15 @@ pub fn create(path: &Path) -> Result<Box<dyn Write>, EngineError> {
     Ok(Box::new(file))
 }
 
-/// The size of a stream so far; 0 of what is no file.
+/// The size of a stream so far; 0 if it is not a file.
 pub fn size(path: &Path) -> u64 {
     path.metadata().map_or(0, |metadata| metadata.len())
 }
 
-/// What to say of a stream that cannot be written any more. What is in the file becomes a whole stream, if it is a file.
+/// The error of a stream that cannot be written any more. If it is a file, its contents become a valid stream.
 pub fn failed(path: &Path, error: &WriteError) -> EngineError {
     if path == Path::new("-") && error.source.kind() == io::ErrorKind::BrokenPipe {
-        // Who reads has seen enough: `lj-trace --pid N -o - | head`.
+        // The reader has closed the pipe: `lj-trace --pid N -o - | head`.
         return EngineError::new(Failure::ReaderGone, "the reader of standard output has gone: recording has ended");
     }
     if end(path, error).is_ok() && error.complete > 0 {
@@ -50,7 +50,7 @@ pub fn failed(path: &Path, error: &WriteError) -> EngineError {
     cannot_write(path, &error.source)
 }
 
-/// Ends a file after what is whole of it. Anything but a file stays as it is.
+/// Ends a file after its last complete record. Leaves anything but a regular file as it is.
 fn end(path: &Path, error: &WriteError) -> io::Result<()> {
     if !path.metadata()?.is_file() {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -58,7 +58,7 @@ fn end(path: &Path, error: &WriteError) -> io::Result<()> {
     end_after(&open_existing(path)?, error)
 }
 
-/// Standard output without the standard library's buffer, which looks for the ends of lines.
+/// Standard output without the standard library's buffer, which searches for ends of lines.
 struct StandardOutput;
 
 impl Write for StandardOutput {

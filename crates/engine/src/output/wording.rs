@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// What to do with a file of this kind.
+/// What the user can do with a file of this kind.
 pub fn next_step(file: &Path) -> String {
     match file.extension().and_then(|extension| extension.to_str()) {
         Some("bin") => format!(": see `lj-trace report {}`", file.display()),

@@ -1,4 +1,4 @@
-//! Keeps the books of a memory profile: which VMs were closed, and what had become of their calls by then.
+//! Keeps the accounts of a memory profile: which VMs were closed, and what became of their calls.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,59 +8,59 @@ use lj_trace_probes::programs::Programs;
 
 use crate::allocations::{Gap, Ledger, MemoryEvents, MemoryTally, OtherCalls, VmCalls};
 
-/// What is known of VMs that were closed, and of calls that nobody has worked off.
+/// The accounts of closed VMs, and of events that were not processed in time.
 #[derive(Debug, Default)]
 pub struct Accounts {
     ledger: Ledger,
-    /// Of the VMs that were closed, all together.
+    /// The tally of all closed VMs together.
     closed: MemoryTally,
-    /// Their indices, each with the generation of the last one that had it.
+    /// The indices of closed VMs, each with the generation of the last VM that had it.
     generations: BTreeMap<u32, u32>,
-    /// Events that were not worked off when the time was over, by the index of their VM.
+    /// Events that were not processed in time, by the index of their VM.
     unread: HashMap<u32, u64>,
 }
 
 impl Accounts {
-    /// An event of a VM was not worked off when the time was over.
+    /// Counts an event of a VM that was not processed in time.
     pub fn leave_unread(&mut self, index: u32) {
         *self.unread.entry(index).or_default() += 1;
     }
 
-    /// How many such events there were.
+    /// The number of events that were not processed in time.
     pub fn unread(&self) -> u64 {
         self.unread.values().sum()
     }
 
-    /// Notes that calls of a VM were not seen for a while.
+    /// Notes a period in which calls of a VM were not seen.
     pub fn note_gap(&mut self, gap: Gap) {
         self.ledger.note_gap(gap);
     }
 
-    /// A VM was closed.
+    /// Adds a VM that was closed.
     pub fn close(&mut self, index: u32, number: usize, counted: VmTally, tally: MemoryTally) {
         self.closed = self.closed.plus(tally);
         self.generations.insert(index, counted.generation);
         self.ledger.enter(number, &VmCalls { counted, recorded: tally.events, unread: 0 });
     }
 
-    /// Whether the VM that has this index was closed, and no other has come to have it.
+    /// Whether the VM with this index and generation was closed, and no other VM has the index now.
     pub fn is_closed(&self, index: u32, generation: u32) -> bool {
         self.generations.get(&index) == Some(&generation)
     }
 
-    /// Of the VMs that were closed, all together.
+    /// The tally of all closed VMs together.
     pub fn closed(&self) -> MemoryTally {
         self.closed
     }
 
-    /// Events lost so far since the ring buffer was full.
+    /// Events lost so far because the ring buffer was full.
     pub fn ring_full_so_far(&self, programs: &Programs) -> u64 {
         let open = (0..MAX_VMS).map(|index| (index, programs.tally(index)));
         let open = open.filter(|(index, tally)| !self.is_closed(*index, tally.generation));
         self.ledger.ring_full() + open.map(|(_, tally)| tally.ring_full).sum::<u64>()
     }
 
-    /// The ledger of a recording that is over, of whose VMs that are open these are the events.
+    /// The ledger of a finished recording. `open` are the events of the VMs that are still open.
     pub fn finish(&self, programs: &Programs, open: &[Option<MemoryEvents>]) -> Ledger {
         let mut ledger = self.ledger.clone();
         let count = |counter| programs.count(counter);

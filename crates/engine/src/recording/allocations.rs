@@ -31,28 +31,28 @@ use crate::error::EngineError;
 use crate::resolve::{LayoutDecision, Resolved, TraceTable};
 use crate::target::RecordTarget;
 
-/// Events that are taken at once before anything else is looked after.
+/// The most events to take in a row, before the recording attends to anything else.
 const BATCH: usize = 1 << 16;
 
-/// Events that are taken before it is looked what time it is.
+/// The number of events between two looks at the clock.
 const BETWEEN_LOOKS: usize = 1 << 8;
 
-/// What became of events that were recorded and not worked off.
+/// Events that were recorded, but not processed in time.
 const UNREAD_EVENTS: &str = "events were not worked off in time when recording ended";
 
-/// What was folded since there was no room for each.
+/// Bytes whose lines had no room of their own and were folded.
 const FOLDED_SOURCES: &str =
     "bytes were allocated at lines that were too rare to have room for each: they are [rare stacks]";
 
-/// What counts events that never arrived, or not whole.
+/// The counters of events that never arrived, or arrived incomplete.
 const LOST: [Counter; 4] = [Counter::PendingFull, Counter::NamesLost, Counter::ScratchBusy, Counter::StacksLost];
 
-/// What became of events for which there was no room in the ring buffer: how many these are is in the VMs' tallies.
+/// Events for which the ring buffer had no room. The VMs' tallies have their number.
 const RING_FULL: &str = "allocation events lost: the ring buffer was full";
 
-/// Where the events of a memory profile go, before there are any.
+/// The outputs of a memory profile, before its probes are attached.
 pub struct MemoryPreparation {
-    /// By the VMs' indices; none for those that are not recorded.
+    /// The events of each VM, by the VM's index; [`None`] for VMs that are not recorded.
     events: Vec<Option<MemoryEvents>>,
     c_symbols: CSymbols,
     outputs: MemoryOutputs,
@@ -61,7 +61,7 @@ pub struct MemoryPreparation {
 }
 
 impl MemoryPreparation {
-    /// Opens the outputs, and reads what the VMs have by now.
+    /// Opens the outputs, and reads the objects that the VMs have so far.
     ///
     /// # Errors
     /// The options contradict each other, or an output cannot be written.
@@ -87,7 +87,7 @@ impl MemoryPreparation {
         let ledger = options.ledger.as_deref().map(LedgerFile::open).transpose()?;
         let room = NameRoom::default();
         let read = |(index, vm)| {
-            // The only one that is recorded has no number.
+            // If only one VM is recorded, it has no number.
             let number = if only.is_some() { 0 } else { index };
             let is_recorded = only.is_none_or(|only| only == index);
             let read = || {
@@ -105,7 +105,7 @@ impl MemoryPreparation {
         Ok(Self { events, c_symbols, outputs, ledger, room })
     }
 
-    /// Puts in the probes.
+    /// Attaches the probes.
     ///
     /// # Errors
     /// An allocator cannot be probed.
@@ -122,7 +122,7 @@ impl MemoryPreparation {
             }
         };
         let Self { events, c_symbols, mut outputs, ledger, room } = self;
-        // Objects that live from one interval to the next belong to neither.
+        // An object that lives from one interval to the next belongs to neither.
         if let Some(estimation) = outputs.estimation().filter(|_| options.sinks.is_none()) {
             lifetimes::start(target, programs, estimation, polled);
         }
@@ -160,54 +160,54 @@ impl MemoryPreparation {
     }
 }
 
-/// A memory profile that is being recorded.
+/// A memory profile under way.
 pub struct MemoryRecording {
-    /// If the probes are there in windows only: what opens these, and what is known without them.
+    /// If the probes are attached in windows only: opens the windows, and observes what can be known without probes.
     bounded: Option<WindowRecording>,
     /// The probes on the allocators.
     pub probes: AllocationProbes,
-    /// When it was stopped since it cost too much: how long after it had begun.
+    /// If the profile was stopped because it cost too much: the time from its beginning to that stop.
     pub stopped: Option<Duration>,
     began: Instant,
-    /// When the interval that is under way began, and how long one lasts at least.
+    /// When the current interval began, and how long an interval lasts at least.
     interval: (Instant, Duration),
-    /// Whether the streams have their symbols: these are written while events wait in the buffer, so that attaching
-    /// does not have to wait for them.
+    /// Whether the streams have their symbol tables. The tables are written while events already wait in the buffer, so
+    /// that attaching does not wait for them.
     started: bool,
-    /// By the VMs' indices in the programs.
+    /// The events of each VM, by the VM's index in the programs.
     events: Vec<Option<MemoryEvents>>,
     layout_decision: LayoutDecision,
     c_symbols: CSymbols,
     outputs: MemoryOutputs,
-    /// Where it is written what became of every call.
+    /// The file that lists what became of every call.
     ledger: Option<LedgerFile>,
-    /// What there is for names.
+    /// How much room is left for names.
     room: NameRoom,
-    /// How many VMs there were so far.
+    /// The number of VMs so far.
     vms: usize,
-    /// The index of the only VM that is recorded, if only one is.
+    /// The index of the only VM to record, if only one is recorded.
     only: Option<u32>,
-    /// Events of VMs that nothing is known of, or that are not to be recorded.
+    /// Events of unknown VMs, or of VMs that are not to be recorded.
     orphan_events: u64,
-    /// If nothing else tells of VMs that nobody knows.
+    /// A light sampler that discovers unknown VMs, if nothing else does.
     unknown_vm_sampler: Option<(UnknownVmSampler, UnknownVms)>,
-    /// That of the streams.
+    /// The version of the streams.
     version: u8,
-    /// What happens to VMs that the probes do not see.
+    /// Watches for changes of VMs that the probes do not see.
     changes: Changes,
-    /// The indices of VMs that are gone, and of which events may still come.
+    /// The indices of VMs that are gone, from which events may still come.
     gone: Vec<u32>,
-    /// The indices of VMs that were closed, which others may have.
+    /// The indices of closed VMs. Other VMs may take them.
     closed: Vec<u32>,
-    /// What the traces of these have allocated, if that was counted.
+    /// What the traces of closed VMs have allocated, if that is counted.
     traces_of_closed: Option<TraceTable>,
-    /// VMs that came into being and cannot be recorded.
+    /// The number of new VMs that cannot be recorded.
     left_out: u64,
-    /// What became of the calls of VMs that were closed.
+    /// What became of the calls of closed VMs.
     accounts: Accounts,
 }
 
-/// Takes a record of a VM that is known.
+/// Takes a record of a known VM.
 #[inline]
 fn add(
     events: &mut MemoryEvents,
@@ -226,10 +226,11 @@ fn add(
 }
 
 impl MemoryRecording {
-    /// Takes the events that are ready, up to a batch of them, and as far as `budget` allows; false if there may be more.
+    /// Takes the events that are ready: at most a batch, and only as far as `budget` allows. Returns false if there may be
+    /// more.
     ///
     /// # Errors
-    /// An output cannot take them.
+    /// An output cannot be written.
     pub fn drain(&mut self, programs: &mut Programs, process: &Process, budget: Budget) -> Result<bool, EngineError> {
         let began = now();
         let is_empty = self.drain_events(programs, process, budget)?;
@@ -285,7 +286,7 @@ impl MemoryRecording {
             });
             taken += some;
             outcome?;
-            // The probes are to know it too.
+            // The probes need the layout, too.
             if let Some((index, vm)) = decided {
                 programs.update_vm(index, &vm)?;
             }
@@ -306,7 +307,7 @@ impl MemoryRecording {
         Ok(false)
     }
 
-    /// Counts the events that nobody is going to work off.
+    /// Counts the events that will stay unread.
     pub fn count_unread(&mut self) {
         let Self { probes, accounts, .. } = self;
         probes.drain(usize::MAX, |record| {
@@ -317,10 +318,10 @@ impl MemoryRecording {
         });
     }
 
-    /// Ends what is written of a VM that was closed, and of which no event is to come any more.
+    /// Ends the outputs of a closed VM, once no event of it can come any more.
     fn end_vm(&mut self, programs: &mut Programs, index: u32) -> Result<(), EngineError> {
         let Some(place) = self.events.get_mut(index as usize) else { return Ok(()) };
-        // Its successors are laid out as it was, and learn that from it.
+        // If its place must stay, its events stay as well: later VMs of the same layout learn it from them.
         let mut events = if programs.may_replace(index) { place.take() } else { None };
         let Some(own) = events.as_mut().or(place.as_mut()) else { return Ok(()) };
         let (number, tally, counted) = (own.number(), own.take_tally(), programs.tally(index));
@@ -340,8 +341,8 @@ impl MemoryRecording {
         Ok(())
     }
 
-    /// Looks after what happens to VMs without calls of their allocators. `is_empty` says whether all events are worked off that
-    /// there are.
+    /// Handles changes of VMs that come without calls of their allocators. `is_empty` says whether no event is left to
+    /// process.
     fn look_after_vms(
         &mut self,
         programs: &mut Programs,
@@ -351,7 +352,7 @@ impl MemoryRecording {
         if self.stopped.is_some() {
             return Ok(());
         }
-        // Before any more are found gone: of these, nothing is under way any more.
+        // Do this before more VMs are found gone: no event of these VMs is under way any more.
         if is_empty {
             for index in std::mem::take(&mut self.gone) {
                 if let Some(Some(events)) = self.events.get_mut(index as usize) {
@@ -360,7 +361,7 @@ impl MemoryRecording {
                 self.end_vm(programs, index)?;
             }
         }
-        // Whatever windows do not see is estimated.
+        // With windows, events that no window sees are estimated.
         let looks = self.bounded.is_none() && self.only.is_none() && self.changes.is_time();
         for index in 0..self.events.len() as u32 {
             let Some(Some(events)) = self.events.get(index as usize) else { continue };
@@ -382,7 +383,7 @@ impl MemoryRecording {
         Ok(())
     }
 
-    /// Records what a VM allocates from another allocator from now on.
+    /// Also records what a VM allocates from another allocator, from now on.
     fn follow(
         &mut self,
         programs: &mut Programs,
@@ -395,7 +396,7 @@ impl MemoryRecording {
         let was_seen = self.probes.knows(change.now.0);
         let other = programs.user_of(change.now.1).filter(|&other| other != index && other != SHARED_USER_DATA);
         let outcome = self.probes.follow_vm(programs, process, &process.maps()?, vm, index);
-        // What is probed already is seen at once, whichever VM it works for.
+        // An allocator that is already probed is seen at once, whichever VM calls it.
         if was_seen && outcome.is_ok() {
             if let Some(other) = other {
                 let text = format!(
@@ -426,7 +427,7 @@ impl MemoryRecording {
         Ok(())
     }
 
-    /// The indices of VMs that were closed since the last time, and whose events are worked off.
+    /// The indices of VMs that were closed since the last call, and whose events are all processed.
     pub fn take_closed(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.closed)
     }
@@ -436,13 +437,13 @@ impl MemoryRecording {
         self.outputs.largest_stream()
     }
 
-    /// Takes the probes out before the recording ends.
+    /// Detaches the probes before the recording ends.
     pub fn stop(&mut self) {
         self.stopped = Some(self.began.elapsed());
         self.detach();
     }
 
-    /// Takes the probes out.
+    /// Detaches the probes.
     pub fn detach(&mut self) {
         if self.probes.are_lost() {
             let text = "lj-trace: LOST: the probes were gone before the recording ended, since the process that holds them \
@@ -462,7 +463,7 @@ impl MemoryRecording {
         events.iter_mut().flatten().try_for_each(|events| events.start(c_symbols, outputs))
     }
 
-    /// Takes the first record of a VM that has come into being since.
+    /// Registers a new VM at its first record.
     fn register_vm_of(
         &mut self,
         record: &AllocationRecord,
@@ -473,7 +474,7 @@ impl MemoryRecording {
             let template = self.events.get(template as usize)?.as_ref()?;
             Some((template.vm().copy_at(global), template))
         });
-        // One of a program that was executed since is none of this recording.
+        // If the process has executed another program, VMs of that program do not belong to this recording.
         let template = template.filter(|_| process.runs_same_program());
         let Some((vm, template)) = template else {
             self.orphan_events += 1;
@@ -485,7 +486,7 @@ impl MemoryRecording {
         events[record.vm() as usize].as_mut().map_or(Ok(()), |events| add(events, record, c_symbols, outputs))
     }
 
-    /// How many samples were in an interpreter that no known VM was running.
+    /// The number of samples in an interpreter that ran no known VM.
     pub fn unknown_vms(&mut self) -> u32 {
         match (&mut self.bounded, &mut self.unknown_vm_sampler) {
             (Some(bounded), _) => bounded.unknown_vms().count(),
@@ -497,7 +498,7 @@ impl MemoryRecording {
         }
     }
 
-    /// Counts them anew.
+    /// Resets the number of samples of unknown VMs.
     pub fn forget_unknown_vm_samples(&mut self) {
         if let Some(bounded) = &mut self.bounded {
             bounded.unknown_vms().forget();
@@ -507,7 +508,7 @@ impl MemoryRecording {
         }
     }
 
-    /// Records a VM that came into being without the probes' noticing, if its allocator can be probed.
+    /// Records a new VM that the probes have not noticed, if its allocator can be probed.
     ///
     /// # Errors
     /// An output cannot be written.
@@ -546,7 +547,7 @@ impl MemoryRecording {
         Ok(())
     }
 
-    /// Starts what is written of a VM, which has the next number.
+    /// Starts the outputs of a VM. The VM gets the next number.
     fn insert(&mut self, index: u32, mut events: MemoryEvents) -> Result<(), EngineError> {
         self.outputs.create(self.vms)?;
         if self.started {
@@ -561,39 +562,39 @@ impl MemoryRecording {
         Ok(())
     }
 
-    /// Seconds that the target has lost to windows beyond what counters tell.
+    /// Seconds that windows have cost the target beyond what the counters show.
     pub fn disturbed(&self) -> f64 {
         self.bounded.as_ref().map_or(0.0, WindowRecording::disturbed)
     }
 
-    /// The clock and the rate of the light sampler, if there is one with events on threads.
+    /// The clock and the rate of the light sampler, if it has events on threads.
     pub fn light_sampler(&self) -> Option<(Clock, u32)> {
         let bounded = self.bounded.as_ref().and_then(WindowRecording::on_threads);
         bounded.or_else(|| self.unknown_vm_sampler.as_ref().and_then(|(sampler, _)| sampler.on_threads()))
     }
 
-    /// What makes the light sampler tick, if there is one.
+    /// The clock of the light sampler, if there is one.
     pub fn clock(&self) -> Option<Clock> {
         self.bounded.as_ref().map(WindowRecording::clock)
     }
 
-    /// Takes the stack of an allocation of `size` bytes.
+    /// Adds the stack of an allocation of `size` bytes.
     pub fn add_stack(&mut self, sample: &Resolved, size: u64) {
         self.outputs.add_stack(sample, size);
     }
 
-    /// How many bytes its tables are going to need at once.
+    /// The number of bytes by which its tables grow with the next step.
     pub fn next_growth(&self) -> u64 {
         self.outputs.next_growth()
     }
 
-    /// How many events there were.
+    /// The number of events so far.
     pub fn events(&self) -> u64 {
         let open = self.events.iter().flatten().map(|events| events.tally().events);
         self.accounts.closed().events + open.sum::<u64>()
     }
 
-    /// Writes what there is so far.
+    /// Writes the outputs so far.
     ///
     /// # Errors
     /// An output cannot be written.
@@ -601,15 +602,15 @@ impl MemoryRecording {
         self.outputs.write_interim()
     }
 
-    /// Writes streams out as far as they are.
+    /// Writes the buffered data of the streams to their files.
     ///
     /// # Errors
-    /// One of them cannot be written.
+    /// A stream cannot be written.
     pub fn flush(&mut self) -> Result<(), EngineError> {
         self.outputs.flush()
     }
 
-    /// The bytes that each trace of all VMs has allocated, if they were counted.
+    /// The bytes that each trace of all VMs has allocated, if they are counted.
     fn by_trace(&self) -> Option<TraceTable> {
         let open = self.events.iter().flatten().filter_map(MemoryEvents::by_trace);
         let tables = self.traces_of_closed.iter().chain(open);
@@ -620,11 +621,11 @@ impl MemoryRecording {
         })
     }
 
-    /// Ends an interval of what is estimated, if it has lasted long enough, and begins the next one; returns the paths of what was
-    /// written.
+    /// Ends an interval of the estimation, if it has lasted long enough, and begins the next one. Returns the paths of the
+    /// written files.
     ///
     /// # Errors
-    /// A sink cannot take it.
+    /// A sink cannot take the interval.
     pub fn end_interval(&mut self, programs: &Programs) -> Result<Vec<PathBuf>, EngineError> {
         let (began, least) = self.interval;
         if began.elapsed() < least {
@@ -646,7 +647,7 @@ impl MemoryRecording {
         lost
     }
 
-    /// Ends the outputs. Says what was recorded, and where it is.
+    /// Ends the outputs. Returns the summary and the paths of the files.
     ///
     /// # Errors
     /// An output cannot be written.
@@ -660,7 +661,8 @@ impl MemoryRecording {
         if self.bounded.is_none() {
             let events = self.events.iter_mut().enumerate();
             for (index, events) in events.filter_map(|(index, events)| Some((index as u32, events.as_mut()?))) {
-                // Of those that were found gone before, whose first block is not freed yet, the programs know nothing any more.
+                // A VM that was found gone earlier may have a first block that is not freed yet: the programs no longer
+                // know that VM.
                 let is_known = || programs.index_of(events.vm().global) == Some(index);
                 if self.gone.contains(&index) || is_known() && self.changes.is_closed(events.vm()) {
                     events.free_first_block(&mut self.outputs)?;

@@ -1,32 +1,32 @@
-//! Limits how long pending records are processed before signals and the duration are looked at again.
+//! Limits how long pending records are processed before lj-trace checks signals and the duration again.
 
 use std::time::{Duration, Instant};
 
-/// How long one look at the buffers may take, over all processes.
+/// How long one look at the buffers may take, for all processes together.
 pub const LOOK: Duration = Duration::from_millis(100);
 
-/// How long the last of what was recorded is worked on once the recording is over: what is left then is counted as lost.
+/// How long lj-trace processes pending records after the recording has ended. Records that are left then count as lost.
 pub const END: Duration = Duration::from_millis(300);
 
-/// Until when may be worked.
+/// A point in time at which the work has to pause.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     until: Instant,
 }
 
 impl Budget {
-    /// Time from now on.
+    /// A budget of `time`, from now on.
     pub fn new(time: Duration) -> Self {
         Self { until: Instant::now() + time }
     }
 
-    /// The share of one, of so many that are left to be worked on.
+    /// The share of one process, if `left` processes still wait for their turn.
     pub fn share(self, left: usize) -> Self {
         let time = self.until.saturating_duration_since(Instant::now());
         Self::new(time / u32::try_from(left).unwrap_or(u32::MAX).max(1))
     }
 
-    /// Whether it is used up.
+    /// Whether the budget is used up.
     pub fn is_over(self) -> bool {
         Instant::now() >= self.until
     }

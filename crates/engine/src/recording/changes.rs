@@ -13,37 +13,37 @@ use lj_trace_luajit::Vm;
 use lj_trace_probes::programs::Programs;
 use lj_trace_process::{Process, ProcessMemory};
 
-/// How often it is looked whether VMs are there: four reads for each.
+/// The interval between two checks that the VMs exist. A check takes four reads for each VM.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// How often in a row a VM must be found gone: once may be a bad moment.
+/// How many checks in a row must miss a VM: a single check may come at a bad moment.
 const MISSES: u32 = 2;
 
-/// Looks after the VMs of a memory profile, which it knows by their indices.
+/// Watches the VMs of a memory profile, by their indices.
 pub struct Changes {
     process: Process,
     memory: ProcessMemory,
-    /// When it was looked last whether VMs are there.
+    /// When the VMs were last checked.
     looked: Instant,
     misses: HashMap<u32, u32>,
-    /// The allocators that VMs had (`g->allocf` and `g->allocd`), and when they were seen to.
+    /// The allocators of the VMs (`g->allocf` and `g->allocd`), and when they were last read.
     allocators: HashMap<u32, (AllocatorPair, Instant)>,
 }
 
-/// `g->allocf` and `g->allocd`.
+/// The two words `g->allocf` and `g->allocd`.
 pub type AllocatorPair = (u64, u64);
 
-/// A VM has another allocator.
+/// A VM that has changed its allocator.
 #[derive(Clone, Copy, Debug)]
 pub struct NewAllocator {
-    /// What it has now.
+    /// The allocator that it has now.
     pub now: AllocatorPair,
-    /// When it still had the one before.
+    /// When it was last seen with the previous allocator.
     pub seen: Instant,
 }
 
 impl Changes {
-    /// Nothing was seen yet.
+    /// Starts without any observation.
     pub fn new(process: &Process) -> Self {
         Self {
             process: process.clone(),
@@ -54,29 +54,30 @@ impl Changes {
         }
     }
 
-    /// Reads which allocator a VM has; tells if it had another one before. It reads both words at once: `lua_setallocf`
-    /// writes one after the other, and what is seen in between is seen to change once more.
+    /// Reads which allocator a VM has; returns the new allocator if it differs from the previous one. A single read gets
+    /// both words. `lua_setallocf` writes one word after the other: a read between the two writes gets a mixed pair, and
+    /// the next read finds another change.
     pub fn allocator(&mut self, programs: &Programs, index: u32, vm: &Vm) -> Option<NewAllocator> {
         let read = |field: u16| self.memory.read::<u64>(vm.global + u64::from(field)).ok();
         let now = Instant::now();
         let (function, data) = (read(vm.layout.g_allocf)?, read(vm.layout.g_allocd)?);
-        // One that was closed, and whose memory was given back.
+        // The VM was closed, and the kernel has reclaimed its memory.
         if function == 0 {
             return None;
         }
         let (before, seen) = self.allocators.insert(index, ((function, data), now))?;
-        // Where a VM was closed, the next one may have come to lie at the same address.
+        // After a VM was closed, the next VM may be at the same address.
         let is_other = || programs.index_of(vm.global) != Some(index) || !self.is_there(vm);
         (before != (function, data) && !is_other()).then_some(NewAllocator { now: (function, data), seen })
     }
 
-    /// A VM has left its index.
+    /// Forgets a VM that has left its index.
     pub fn forget(&mut self, index: u32) {
         self.allocators.remove(&index);
         self.misses.remove(&index);
     }
 
-    /// Whether it is time to look which VMs are there.
+    /// Whether the next check of the VMs is due.
     pub fn is_time(&mut self) -> bool {
         let is_time = self.looked.elapsed() >= INTERVAL;
         if is_time {
@@ -85,7 +86,7 @@ impl Changes {
         is_time
     }
 
-    /// Looks whether a VM is there; true if it is gone for good.
+    /// Checks whether a VM exists; true if it is gone for good.
     pub fn is_gone(&mut self, programs: &Programs, index: u32, vm: &Vm) -> bool {
         if self.is_there(vm) && programs.index_of(vm.global) == Some(index) {
             self.misses.remove(&index);
@@ -93,11 +94,11 @@ impl Changes {
         }
         let misses = self.misses.entry(index).or_default();
         *misses += 1;
-        // A process that is going away has no memory any more either.
+        // A process that is exiting has no memory any more either.
         *misses >= MISSES && self.process.runs_same_program()
     }
 
-    /// Whether a VM was closed, as far as one look tells.
+    /// Whether a VM was closed, judged by a single look.
     pub fn is_closed(&self, vm: &Vm) -> bool {
         !self.is_there(vm) && self.process.runs_same_program()
     }

@@ -20,40 +20,40 @@ use lj_trace_process::{Process, Switches};
 
 use crate::error::EngineError;
 
-/// How often the target's CPU time is read.
+/// The interval between two readings of the target's CPU time.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a verdict needs at least: less tells chance.
+/// The least wall-clock time and the least CPU time, in seconds, that a verdict needs. With less, chance decides.
 const LEAST_TIME: Duration = Duration::from_millis(500);
 const LEAST_CPU: f64 = 0.1;
 
-/// Sums up what recording costs one process.
+/// Adds up what recording costs one process.
 pub struct CostMeter {
     calibration: Calibration,
     pid: u32,
     limit: Option<f64>,
-    /// What samples may cost, and whether there are fewer ticks if there are fewer samples.
+    /// What samples may cost, and whether fewer samples also mean fewer ticks.
     samples_limit: Option<(f64, bool)>,
-    /// Context switches, if they cost something.
+    /// Context switches, if the recording makes them cost more.
     switches: Option<Switches>,
-    /// The first reading.
+    /// The first reading of the recording.
     first: Option<Reading>,
-    /// The one with the verdict that it cost too much.
+    /// The reading that showed that the memory profile cost too much.
     over_budget: Option<Reading>,
-    /// The last ones, from the one that a verdict compares with on.
+    /// The latest readings. A verdict compares with the oldest of them.
     window: VecDeque<Reading>,
 }
 
-/// What has cost too much.
+/// The profiles that cost too much.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OverBudget {
-    /// The share of the target's CPU time that its memory profile costs, if that is more than it may.
+    /// The memory profile's share of the target's CPU time, if it is above the limit.
     pub memory: Option<f64>,
-    /// The same for samples.
+    /// The samples' share of the target's CPU time, if it is above the limit.
     pub samples: Option<f64>,
 }
 
-/// The state at some moment.
+/// The state at one moment.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
     at: Instant,
@@ -73,19 +73,19 @@ impl CostMeter {
         Self { calibration, pid: process.pid(), limit, samples_limit, switches, first, over_budget, window }
     }
 
-    /// Begins: what the process has used so far is none of it.
+    /// Begins to measure: CPU time that the process has used before does not count.
     pub fn begin(&mut self, programs: &Programs) {
         let cpu = cpu_time(self.pid);
         self.first = cpu.map(|cpu| Reading { at: Instant::now(), cpu, counted: Counted::read(programs.counts()) });
     }
 
-    /// Has a look, if it is time to, at what costs more than it may.
+    /// Checks, if it is time to, which profiles cost more than they may.
     pub fn look(&mut self, programs: &Programs) -> OverBudget {
         let now = Instant::now();
         if self.window.back().is_some_and(|last| now - last.at < INTERVAL) {
             return OverBudget::default();
         }
-        // A process that has exited has no clock any more.
+        // A process that has exited has no CPU clock.
         let Some(cpu) = cpu_time(self.pid) else { return OverBudget::default() };
         let reading = Reading { at: now, cpu, counted: Counted::read(programs.counts()) };
         if let Some(switches) = &mut self.switches {
@@ -96,7 +96,7 @@ impl CostMeter {
         self.calibration.result().and_then(|(probes, _)| self.judge(probes)).unwrap_or_default()
     }
 
-    /// What is said next is about what comes from now on: something has changed.
+    /// Starts a new window of readings: something has changed, and the next verdict covers only what comes after it.
     pub fn begin_anew(&mut self) {
         self.window.clear();
     }
@@ -118,22 +118,22 @@ impl CostMeter {
         }
         let samples = self.samples_limit.and_then(|(limit, with_ticks)| {
             let all = share(&|counted| counted.cpu_profile(probes));
-            // Ticks that go on as they are cost something without samples, too.
+            // If ticks go on at the same rate, they cost something even without samples.
             let is_of_use = with_ticks || share(&Counted::samples_alone) > all / 10.0;
             (all > limit && is_of_use).then_some(all)
         });
         Some(OverBudget { memory, samples })
     }
 
-    /// What recording has cost altogether: the CPU profile, and the memory profile, whose windows have cost `disturbed`
-    /// seconds more than counters tell.
+    /// What recording has cost in total. `disturbed` is what windows of the memory profile have cost beyond what the
+    /// counters show, in seconds.
     pub fn so_far(&mut self, programs: &Programs, disturbed: f64) -> Costs {
         let (probes, measured) = self.calibration.wait();
         let switches = self.switches.as_mut().map_or(0, Switches::count);
         let counted = Counted::read(programs.counts()).with_switches(switches);
         let last = match cpu_time(self.pid) {
             Some(cpu) => Some((cpu, counted)),
-            // What it has used after the last look is not known.
+            // The CPU time that the process used after the last reading is not known.
             None => self.window.back().map(|last| (last.cpu, last.counted.with_switches(switches))),
         };
         let used = self.first.zip(last).map(|(first, (cpu, _))| cpu - first.cpu);
@@ -168,75 +168,76 @@ impl CostMeter {
     }
 }
 
-/// What a recording has cost altogether.
+/// What a recording has cost in total.
 pub struct Costs {
-    /// The CPU profile.
+    /// The cost of the CPU profile.
     pub cpu: Cost,
-    /// The memory profile.
+    /// The cost of the memory profile.
     pub memory: Cost,
-    /// CPU time that the process has used, in seconds, if that is known.
+    /// CPU time that the process has used, in seconds; [`None`] if it is not known.
     pub used: Option<f64>,
-    /// What a tick costs a process that is not recorded, where events are on CPUs, in seconds.
+    /// If perf events are on CPUs: what a tick costs a process that is not recorded, in seconds.
     pub tick: f64,
 }
 
-/// How long it takes to see that a process is not recorded, in seconds (a BPF program with a look into a hash map, on a virtual
-/// machine with Linux 6.18).
+/// The time to find out that a process is not recorded, in seconds: a BPF program with one look into a hash map, measured
+/// on a virtual machine with Linux 6.18.
 const LOOK: f64 = 0.1e-6;
 
-/// Events on threads, which cost something at each context switch.
+/// Perf events on threads. They cost something at each context switch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OnThreads {
     /// The clock and the rate of the sampler.
     pub sampler: Option<(Clock, u32)>,
-    /// The same of the light sampler.
+    /// The clock and the rate of the light sampler.
     pub light: Option<(Clock, u32)>,
 }
 
 impl OnThreads {
-    /// Whether there are any.
+    /// Whether there are events on threads at all.
     pub fn any(self) -> bool {
         self.sampler.or(self.light).is_some()
     }
 }
 
-/// What probes cost here, once that is known.
+/// What probes cost on this machine, once that has been measured.
 pub enum Calibration {
-    /// It is being measured, in a thread of its own.
+    /// The measurement is under way, in a thread of its own.
     Running(Receiver<(ProbeCost, bool)>),
-    /// The costs, and whether those of probes and ticks were measured.
+    /// The costs, and whether those of probes and ticks were measured rather than assumed.
     Done(ProbeCost, bool),
 }
 
-/// What was measured so far: by whether the instructions are emulated.
+/// The measured cost of probes on an allocator. The index is whether the kernel emulates the instructions under the probes.
 static ALLOCATION: [OnceLock<Option<ProbeCost>>; 2] = [OnceLock::new(), OnceLock::new()];
 
 static HIT: OnceLock<Option<f64>> = OnceLock::new();
 
-/// The same, where a tick costs that much, without measuring it: [`None`] as long as that was not done.
+/// The cost of probes if it has already been measured, combined with the cost of a tick; measures nothing. [`None`] before
+/// the first measurement.
 pub(super) fn known_probes(is_cheap: bool, tick: f64) -> Option<ProbeCost> {
     let probes = ALLOCATION[usize::from(is_cheap)].get().copied().flatten()?;
     Some(ProbeCost { tick, hit: HIT.get().copied().flatten().unwrap_or(ASSUMED.hit), ..probes })
 }
 
-/// What probes on an allocator cost, if that can be measured: it does not change while lj-trace runs, however many it
-/// records. `is_cheap` says whether the instructions under them are emulated.
+/// The cost of probes on an allocator, if it can be measured. It is measured once: it does not change while lj-trace runs,
+/// however many processes it records. `is_cheap` says whether the kernel emulates the instructions under the probes.
 fn allocation_probes(mechanism: Mechanism, is_cheap: bool) -> Option<ProbeCost> {
     *ALLOCATION[usize::from(is_cheap)].get_or_init(|| told(calibrate::allocation_probes(mechanism, is_cheap)))
 }
 
-/// What a tick of this clock costs, in seconds, if that can be measured.
+/// The cost of a tick of this clock in seconds, if it can be measured.
 pub(super) fn tick(clock: Clock) -> Option<f64> {
     static MEASURED: OnceLock<Option<f64>> = OnceLock::new();
     *MEASURED.get_or_init(|| told(calibrate::tick(clock)))
 }
 
-/// What a hit of a watchpoint costs, in seconds, if that can be measured.
+/// The cost of a hit of a watchpoint in seconds, if it can be measured.
 fn hit() -> Option<f64> {
     *HIT.get_or_init(|| told(calibrate::hit()))
 }
 
-/// Says why something could not be measured.
+/// Reports why a cost could not be measured.
 fn told<T>(measured: io::Result<T>) -> Option<T> {
     let say_why = |error: &io::Error| {
         say(
@@ -248,9 +249,10 @@ fn told<T>(measured: io::Result<T>) -> Option<T> {
 }
 
 impl Calibration {
-    /// Begins to measure, in a thread of its own. `allocation` says, if allocations are recorded, how they are probed and
-    /// whether the kernel emulates the instructions under the probes; `clock` is what the sampler ticks by;
-    /// `is_watching` is whether there are watchpoints; `on_threads` are events that cost something at context switches.
+    /// Begins to measure, in a thread of its own. If allocations are recorded, `allocation` has the mechanism of their
+    /// probes, and whether the kernel emulates the instructions under the probes. `clock` is the clock of the sampler,
+    /// `is_watching` says whether there are watchpoints, and `on_threads` are the events that cost something at context
+    /// switches.
     ///
     /// # Errors
     /// The system has no more threads.
@@ -262,7 +264,7 @@ impl Calibration {
     ) -> Result<Self, EngineError> {
         let (sender, receiver) = mpsc::channel();
         let measure = move || {
-            // This thread began with all that lj-trace has.
+            // A new thread has all privileges of lj-trace.
             let _ =
                 privileges::keep_only(Capabilities::of(&[Capability::Bpf, Capability::Perfmon, Capability::SysAdmin]));
             let probes = allocation.map(|(mechanism, is_cheap)| allocation_probes(mechanism, is_cheap));
@@ -272,13 +274,13 @@ impl Calibration {
             let measured = ![probes.map(|probes| probes.is_some()), tick.map(|tick| tick.is_some())]
                 .contains(&Some(false))
                 && ![switch, light_switch].contains(&Some(None));
-            // Where there are none, none is measured.
+            // Switches without events on threads cost nothing.
             let [switch, light_switch] = [(switch, ASSUMED.switch), (light_switch, ASSUMED.light_switch)]
                 .map(|(measured, assumed)| measured.map_or(0.0, |measured| measured.unwrap_or(assumed)));
             let probes = probes.flatten().unwrap_or(ASSUMED);
             let tick = tick.flatten().unwrap_or(ASSUMED.tick);
             let hit = is_watching.then(hit).flatten().unwrap_or(ASSUMED.hit);
-            // The recording may have ended before.
+            // The recording may already have ended.
             let _ = sender.send((ProbeCost { tick, hit, switch, light_switch, ..probes }, measured));
         };
         let started = thread::Builder::new().name("calibrate".to_owned()).spawn(measure);
@@ -286,7 +288,7 @@ impl Calibration {
         Ok(Self::Running(receiver))
     }
 
-    /// What is known by now.
+    /// The result, if it is known by now.
     fn result(&mut self) -> Option<(ProbeCost, bool)> {
         if let Self::Running(receiver) = self {
             let (probes, measured) = receiver.try_recv().ok()?;
@@ -298,7 +300,7 @@ impl Calibration {
         }
     }
 
-    /// Waits until it is known.
+    /// Waits for the result.
     fn wait(&mut self) -> (ProbeCost, bool) {
         let (probes, measured) = match self {
             Self::Running(receiver) => receiver.recv().unwrap_or((ASSUMED, false)),

@@ -13,8 +13,8 @@ use crate::bounded::lifetimes::polled::Polled;
 use crate::options::{Options, UseWatchpoint};
 use crate::target::RecordTarget;
 
-/// Begins to follow some of the objects that windows see. Where the machine has no watchpoints to spare, or the program would
-/// be slower for one that is not even hit, the collectors are polled.
+/// Begins to follow some of the objects that windows see. If the machine has no watchpoint to spare, or if a watchpoint
+/// would slow the program down even without hits, the garbage collectors are polled instead.
 pub fn start(target: &RecordTarget, programs: &mut Programs, estimation: &mut Estimation, polled: Polled) {
     let RecordTarget { options, process, .. } = target;
     let vms = target.recorded();
@@ -28,7 +28,7 @@ pub fn start(target: &RecordTarget, programs: &mut Programs, estimation: &mut Es
     estimation.follow_objects(Lifetimes::with(watchpoints.and_then(Result::ok), polled, process, &vms));
 }
 
-/// Whether a recording has watchpoints, if it gets any.
+/// Whether a recording uses watchpoints, provided that the machine has some to spare.
 pub fn may_watch(options: &Options) -> bool {
     options.overhead.is_some()
         && match options.testing.watchpoint {
@@ -38,7 +38,7 @@ pub fn may_watch(options: &Options) -> bool {
         }
 }
 
-/// Whether a watchpoint does nothing here but what it is for.
+/// Whether watchpoints have no side effects on this machine.
 fn is_harmless(verbose: bool) -> bool {
     static TOLD: Once = Once::new();
     let harm = Harm::here();

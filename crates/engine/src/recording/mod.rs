@@ -51,75 +51,76 @@ use stop::Stop;
 use turns::TurnsRecording;
 use vm_discovery::VmDiscovery;
 
-/// What counts samples that never arrived.
+/// The counters of samples that never arrived.
 const LOST_SAMPLES: [Counter; 3] = [Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters];
 
-/// What counts what samples lack.
+/// The counters of samples that arrived without a stack or without traces.
 const NOTED: [Counter; 2] = [Counter::NoStack, Counter::TracesLost];
 
-/// How often the target's memory is measured, if that is shown.
+/// The interval between two measurements of the target's memory, if outputs show it.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often it is looked whether VMs are still there: that takes four reads for each.
+/// The interval between two checks that the VMs still exist. A check takes four reads for each VM.
 const VMS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Samples a second of which not fewer are taken, however much they cost.
+/// The lowest sampling rate, in samples per second: the rate is not lowered beyond this, however much samples cost.
 const LEAST_RATE: u32 = 10;
 
-/// How often it is looked for CPUs that were switched on.
+/// The interval between two checks for CPUs that were switched on.
 const CPUS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is being recorded.
+/// The recording of one process.
 pub struct Recording {
     process: Process,
     programs: Programs,
-    /// Where samples come from, and how they are resolved; none if there are only allocation events.
+    /// The buffer that samples come from, and the pipeline that resolves them; [`None`] if there are only allocation
+    /// events.
     samples: Option<(SampleBuffer, Pipeline)>,
     /// The CPU profile.
     pub cpu: Option<CpuRecording>,
     /// The memory profile.
     pub memory: Option<MemoryRecording>,
-    /// What people know the process by.
+    /// The name of the process for the user.
     name: String,
-    /// The index of the only VM that is recorded, if only one is.
+    /// The index of the only VM to record, if only one is recorded.
     only: Option<usize>,
-    /// Samples of other VMs, or outside of any, if only one is recorded.
+    /// Samples of other VMs or outside of any VM, if only one VM is recorded.
     left_out: u64,
-    /// What samples are grouped by, if they are.
+    /// The request label to group samples by, if any.
     group_by: Option<RequestKey>,
-    /// The labels that all samples have to have.
+    /// The labels that all samples must have.
     only_requests: Vec<(RequestKey, String)>,
-    /// Samples that have others.
+    /// Samples with other labels.
     other_requests: u64,
     discovery: VmDiscovery,
     began: Instant,
-    /// When it was last drained.
+    /// When the recording was last drained.
     drained: Instant,
-    /// When it was looked for new CPUs, and how many there were.
+    /// When the recording last checked for new CPUs, and how many there were.
     cpus_looked_at: Instant,
     new_cpus: u64,
-    /// When samples end.
+    /// When sampling ends.
     ends: Option<Instant>,
-    /// The indices of VMs that were closed, and of which samples may still come.
+    /// The indices of closed VMs from which samples may still come.
     leaving: Vec<u32>,
-    /// When it was looked whether VMs are still there.
+    /// When the recording last checked that its VMs still exist.
     vms_looked_at: Instant,
     poll_interval: PollInterval,
     cost: CostMeter,
-    /// When the target's memory was measured.
+    /// When the target's memory was last measured.
     memory_measured: Option<Instant>,
-    /// How long to sleep after each sample.
+    /// The time to sleep after each sample.
     slow_down: Duration,
-    /// Samples and stacks of allocations that were not worked off when the time was over.
+    /// Samples, and stacks of allocations, that were still unread when recording ended.
     unread_samples: u64,
     unread_stacks: u64,
 }
 
-/// What is said to whoever wants a stream of what has none.
+/// The error for a request for a stream of a profile that has none.
 const NO_STREAM: &str = "time off the CPU has no stream: name a file that ends in .svg, .folded, .txt, .pb.gz, \
                          .speedscope.json or .json.gz";
 
-/// What a profile is of, as its title has it.
+/// The title of a profile: its kind, and the sampling rate.
 pub fn title(kind: ProfileKind, rate: u32) -> String {
     match kind {
         ProfileKind::Cpu => format!("CPU time at {rate} Hz"),
@@ -129,54 +130,54 @@ pub fn title(kind: ProfileKind, rate: u32) -> String {
     }
 }
 
-/// Samples that there was no room for while it was the turn of another process.
+/// Samples that were lost because the buffer was full while lj-trace worked on another process.
 const WAITED_TOO_LONG: &str = "samples lost: too many waited for others to be worked off";
 
-/// What became of what was recorded and not worked off.
+/// Data that was recorded, but not processed in time.
 const UNREAD_SAMPLES: &str = "samples were not worked off in time when recording ended";
 const UNREAD_STACKS: &str = "stacks of allocations were not worked off in time when recording ended";
 
-/// Stands before the number of CPUs that have no event.
+/// Precedes the number of CPUs that have no perf event.
 const NEW_CPUS: &str = "CPUs that were switched on after recording had begun, on which nothing was sampled";
 
-/// What reports have no room for.
+/// Samples that reports have no room for.
 const FOLDED: &str = "samples of rare stacks, which reports show as far as they share frames with others";
 
-/// Stands before the number of samples that --only leaves out, and of those whose location or server is one too many.
+/// Precedes the number of samples that --only leaves out, and of samples whose location or server was beyond the limit.
 const OTHER_REQUESTS: &str = "samples of other requests, which --only leaves out";
 const OTHER_NAMES: &str = "samples of locations or servers beyond the first 256, which are called [other]";
 
-/// Stands before the number of traces whose reading takes more work than there is time for.
+/// Precedes the number of traces that have too many possible readings to try all of them.
 const UNFINISHED: &str = "traces with too many possible readings, whose inlined functions are marked in part";
 
-/// A CPU profile that is being recorded.
+/// A CPU profile under way.
 pub struct CpuRecording {
-    /// Its perf events, if CPU time is recorded.
+    /// The sampler's perf events, if CPU time is recorded.
     pub sampler: Option<Sampler>,
-    /// What sees its threads leave the CPU and come back, if that is recorded.
+    /// Records when the process's threads leave the CPU and come back, if that is recorded.
     off_cpu: Option<OffCpuRecording>,
-    /// What sees the turns of its event loops, if these are looked at.
+    /// Records the turns of the process's event loops, if turns are tracked.
     turns: Option<TurnsRecording>,
     outputs: Outputs,
 }
 
 impl CpuRecording {
-    /// Whether samples are of waits, too.
+    /// Whether the profile also has samples of waits.
     pub fn has_waits(&self) -> bool {
         self.off_cpu.is_some()
     }
 }
 
-/// What a finished recording says.
+/// The summaries of a finished recording.
 pub struct Summaries {
     cpu: Option<(Summary, Vec<PathBuf>)>,
     memory: Option<(MemorySummary, Vec<PathBuf>)>,
-    /// Whether the memory profile ended since it cost too much.
+    /// Whether the memory profile ended early because it cost too much.
     over_budget: bool,
 }
 
 impl Summaries {
-    /// For people. `end` says why it ended.
+    /// The summaries as text for the user. `end` says why the recording ended.
     pub fn text(&self, end: &str, verbosity: Verbosity) -> String {
         let cpu = self.cpu.iter().map(|(summary, files)| summary.text(end, files, verbosity));
         let memory_end = if self.over_budget { Stop::OverBudget.describe() } else { end };
@@ -184,7 +185,7 @@ impl Summaries {
         cpu.chain(memory).collect()
     }
 
-    /// The numbers of CPU time.
+    /// The summary of CPU time.
     pub fn cpu(&self) -> Option<&Summary> {
         self.cpu.as_ref().map(|(summary, _)| summary)
     }
@@ -196,21 +197,22 @@ impl Summaries {
 }
 
 impl Recording {
-    /// Opens the outputs, loads the programs, puts in the probes. `processes` are recorded at once.
+    /// Opens the outputs, loads the BPF programs, and attaches the probes. `processes` is the number of processes that are
+    /// recorded at once.
     ///
     /// # Errors
-    /// Any of it fails.
+    /// Any of these steps fails.
     pub fn start(target: &RecordTarget, processes: usize) -> Result<Self, EngineError> {
         let mut recording = Self::prepare(target, processes, None)?;
         recording.begin()?;
         Ok(recording)
     }
 
-    /// The same, but that samples are taken only after [`Self::begin`]. `piece` says when the outputs begin, if each piece
-    /// of the recording has its own.
+    /// The same, except that samples are taken only after [`Self::begin`]. If the recording is written in pieces, `piece`
+    /// is the time at which the first piece begins, formatted for file names.
     ///
     /// # Errors
-    /// Any of it fails.
+    /// Any of these steps fails.
     pub fn prepare(target: &RecordTarget, processes: usize, piece: Option<&str>) -> Result<Self, EngineError> {
         Self::attach(target, processes, piece).map_err(|error| error.unless_gone(&target.process))
     }
@@ -232,7 +234,7 @@ impl Recording {
         cpu.sampler.as_ref().map_or(Ok(()), |sampler| Ok(sampler.begin()?))
     }
 
-    /// Has no sample taken after that moment, however late anybody comes to end it.
+    /// Stops sampling at `when`, even if the recording is ended later than that.
     ///
     /// # Errors
     /// The system has no more threads or descriptors.
@@ -249,14 +251,14 @@ impl Recording {
         if options.weight.is_some() && !wanted.memory {
             return Err(EngineError::usage("--weight is for memory profiles: add --mode memprof, or all"));
         }
-        // Outputs first: what cannot be written is not worth a single probe.
+        // Outputs first: without a writable output, there is no point in attaching probes.
         let outputs = options.kinds.time().map(|kind| {
             let title = format!("{}, {}", target.name(), title(kind, options.rate));
             let files = options.files(kind);
             if !kind.has_stream() && !files.streams.is_empty() {
                 return Err(EngineError::usage(NO_STREAM));
             }
-            // One that has none yet is going to have one.
+            // A process without a VM is going to have one.
             let vms = only.map_or(vms.len().max(1), |_| 1);
             Outputs::open(files, &title, (kind, options.rate), vms, options.jit_samples, piece)
         });
@@ -265,7 +267,7 @@ impl Recording {
             if options.traces {
                 outputs.group_by_trace();
             }
-            // Of several processes there is one answer.
+            // With several processes, there is one answer for all of them.
             if !options.quiet && !options.is_of_several() {
                 outputs.keep_answer();
             }
@@ -276,7 +278,7 @@ impl Recording {
             outputs.describe(process);
         }
         let memory = wanted.memory.then(|| MemoryPreparation::new(target)).transpose()?;
-        // A whole host has short-lived processes that this would take longer for than the rest.
+        // Many processes of a host are short-lived: this check would take longer than the rest of their recording.
         if !matches!(options.scope, Scope::Host) {
             warn_of_breakpoints(target);
         }
@@ -314,7 +316,7 @@ impl Recording {
         let sampler = cpu.as_ref().and_then(|cpu| cpu.sampler.as_ref());
         let clock = sampler.map(Sampler::clock);
         let clock = clock.or_else(|| memory.as_ref().and_then(MemoryRecording::clock));
-        // Windows keep to a limit of their own.
+        // Allocation windows keep to the limit of `overhead` instead.
         let limit = options.limits.allocations.filter(|_| options.overhead.is_none());
         let on_threads = OnThreads {
             sampler: sampler.and_then(Sampler::on_threads),
@@ -324,7 +326,7 @@ impl Recording {
         let limits = [limit.filter(|_| allocation.is_some()), options.limits.cpu.filter(|_| sampler.is_some())];
         let cost = CostMeter::new(process, calibration, limits, on_threads);
         if let Some(cpu) = &mut cpu {
-            // Nothing can be refused any more: earlier files may go.
+            // From here on nothing can fail any more: earlier files may be overwritten.
             cpu.outputs.begin()?;
         }
         let (process, name, only) = (process.clone(), target.name(), *only);
@@ -369,22 +371,22 @@ impl Recording {
         cpu.max(self.memory.as_ref().map_or(0, MemoryRecording::largest_stream))
     }
 
-    /// How many bytes its tables are going to need at once.
+    /// The number of bytes by which its tables grow with the next step.
     pub fn next_growth(&self) -> u64 {
         self.memory.as_ref().map_or(0, MemoryRecording::next_growth)
     }
 
-    /// Whether it can still reach what its programs have counted.
+    /// Whether the counters of its BPF programs are still in reach.
     pub fn is_in_reach(&self) -> bool {
         self.programs.are_in_reach()
     }
 
-    /// Keeps the programs that it shares with other processes; [`None`] if it shares none.
+    /// Keeps the BPF programs that it shares with other processes loaded; [`None`] if it shares none.
     pub fn keep_programs(&self) -> Option<KeptPrograms> {
         self.programs.keep()
     }
 
-    /// Takes the probes out. What they have recorded can still be drained.
+    /// Detaches the probes. The data that they have recorded can still be drained.
     pub fn detach(&mut self) {
         if let Some(cpu) = &mut self.cpu {
             if let Some(sampler) = &mut cpu.sampler {
@@ -403,12 +405,12 @@ impl Recording {
         }
     }
 
-    /// Where its samples come from.
+    /// The buffer that its samples come from.
     pub fn sample_buffer(&self) -> Option<&SampleBuffer> {
         self.samples.as_ref().map(|(buffer, _)| buffer)
     }
 
-    /// Whether there is anything to do in [`Self::drain`]: samples have come, or nobody has looked after the rest for so long.
+    /// Whether there is anything to do in [`Self::drain`]: samples have come, or the last drain is `rest` ago.
     pub fn is_due(&self, now: Instant, rest: Duration) -> bool {
         let has_samples = || self.samples.as_ref().is_some_and(|(buffer, _)| buffer.may_have_some());
         self.memory.is_some()
@@ -417,23 +419,24 @@ impl Recording {
             || has_samples()
     }
 
-    /// How long after one [`Self::drain`] the next one should be.
+    /// How long to wait between two calls of [`Self::drain`].
     pub fn interval(&self, now: Instant) -> Duration {
         self.poll_interval.interval(now)
     }
 
-    /// Takes what is ready, as far as `budget` allows; false if there may be more already. `listener` hears of it, too.
+    /// Takes the samples and events that are ready, as far as `budget` allows. `listener` gets them, too. Returns false if
+    /// there may be more already.
     ///
     /// # Errors
-    /// An output cannot take it.
+    /// An output cannot be written.
     pub fn drain(&mut self, listener: Option<&mut dyn SampleListener>, budget: Budget) -> Result<bool, EngineError> {
         self.drained = Instant::now();
-        // Events would wait for samples that take long.
+        // Without this, events would wait while samples take long.
         let samples = self.drain_samples(listener, if self.memory.is_some() { budget.share(2) } else { budget })?;
         self.measure_memory();
         self.limit_cost()?;
         if self.only.is_none() {
-            // A memory profile hears of VMs that are closed from their allocators.
+            // A memory profile learns from its allocators which VMs are closed.
             if self.memory.is_none() {
                 self.part_with_vms(samples)?;
             }
@@ -445,8 +448,8 @@ impl Recording {
         Ok(memory && samples)
     }
 
-    /// Lets other VMs have the indices of those that a memory profile has seen closed. `is_empty` says whether all samples were
-    /// worked off that there were.
+    /// Frees the indices of the VMs that a memory profile has seen closed, for other VMs. `is_empty` says whether no sample
+    /// is left to process.
     fn release_places(&mut self, is_empty: bool) -> Result<(), EngineError> {
         let Self { programs, samples, cpu, memory, leaving, .. } = self;
         let Some(memory) = memory else { return Ok(()) };
@@ -465,7 +468,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Has the process searched for VMs that the programs do not know, if there is reason to, and makes those known that were
+    /// Searches the process for VMs that the programs do not know, if there is reason to, and registers the VMs that were
     /// found.
     fn register_new_vms(&mut self) -> Result<(), EngineError> {
         let Self { process, programs, samples, memory, discovery, .. } = self;
@@ -488,7 +491,7 @@ impl Recording {
             if is_known || programs.index_of(vm.global).is_some() {
                 continue;
             }
-            // Places are not given away while allocations are recorded.
+            // While allocations are recorded, a VM keeps its index to the end.
             let places = pipeline.as_mut().filter(|_| memory.is_none());
             if let Some(pipeline) = places
                 && let Some(index) = pipeline.places().a_free_one()
@@ -499,14 +502,14 @@ impl Recording {
                 continue;
             }
             let Some(index) = programs.add_late_vm(&vm.config())? else {
-                // The quietest one makes room, for those that the next search finds.
+                // The quietest VM gives up its index, for the VM that the next search finds.
                 if let Some(pipeline) = pipeline.as_mut().filter(|_| memory.is_none())
                     && !pipeline.places().is_one_leaving()
                     && let Some(index) = pipeline.places().the_quietest(|index| programs.may_replace(index as u32))
                 {
                     programs.forget_vm(pipeline.vms()[index].global);
                     pipeline.places().leave(index);
-                    // There is one that needs the place: it is searched for again soon.
+                    // A VM still needs an index: the next search comes soon.
                     is_new = true;
                 }
                 break;
@@ -523,12 +526,12 @@ impl Recording {
         Ok(())
     }
 
-    /// Looks now and then whether the VMs are still there, and ends what is written of those that are not. `is_empty` says whether
-    /// all samples were worked off that there are.
+    /// Checks from time to time that the VMs still exist, and ends the outputs of those that do not. `is_empty` says
+    /// whether no sample is left to process.
     fn part_with_vms(&mut self, is_empty: bool) -> Result<(), EngineError> {
         let Self { process, programs, samples, cpu, vms_looked_at, .. } = self;
         let (Some((_, pipeline)), Some(cpu)) = (samples, cpu) else { return Ok(()) };
-        // Before any other is told to leave: of these, nothing is under way any more.
+        // Do this before any further VM is marked as leaving: no sample of these VMs is under way any more.
         if is_empty && pipeline.places().is_one_leaving() {
             pipeline.forget_left().into_iter().try_for_each(|vm| cpu.outputs.end_vm(vm))?;
         }
@@ -546,7 +549,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Ends the files and begins the next ones; returns the paths of what was written.
+    /// Ends the files and begins the next ones; returns the paths of the ended files.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -563,12 +566,12 @@ impl Recording {
         Ok(written)
     }
 
-    /// The files that were completed while recording goes on, since the last time it was asked.
+    /// The files that were completed since the last call, while recording goes on.
     pub fn take_ended(&mut self) -> Vec<PathBuf> {
         self.cpu.as_mut().map_or_else(Vec::new, |cpu| cpu.outputs.take_ended())
     }
 
-    /// Measures the heap and the process now and then, for what shows how they change.
+    /// Measures the heap and the process from time to time, for outputs that show how these sizes change.
     fn measure_memory(&mut self) {
         let (Some(cpu), Some((_, pipeline))) = (&mut self.cpu, &self.samples) else { return };
         let is_due = self.memory_measured.is_none_or(|last| last.elapsed() >= MEMORY_INTERVAL);
@@ -579,8 +582,8 @@ impl Recording {
         }
     }
 
-    /// Takes the probes on the allocators out once they cost the target more than they may. What they have recorded
-    /// stays. Of samples that cost more than they may, fewer are taken.
+    /// Detaches the probes on the allocators once they cost the target more than the limit; the data that they have
+    /// recorded stays. If samples cost more than their limit, lowers the sampling rate.
     fn limit_cost(&mut self) -> Result<(), EngineError> {
         let over_budget = self.cost.look(&self.programs);
         if let Some(sampler) = self.cpu.as_mut().and_then(|cpu| cpu.sampler.as_mut()) {
@@ -625,8 +628,9 @@ impl Recording {
         Ok(())
     }
 
-    /// Has fewer samples taken, each of which counts for more, unless somebody has done so who shares its events; or fewer than
-    /// `least` a second would be left. The rate from then on, if it has changed.
+    /// Lowers the sampling rate, so that each sample counts for more. Does nothing if another recording that shares the
+    /// perf events has already done so, or if the rate would fall below `least` samples per second. Returns the new rate if
+    /// it has changed.
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -636,7 +640,7 @@ impl Recording {
         Ok(has_changed.then(|| sampler.rate()))
     }
 
-    /// Has more samples taken again, if fewer were. The rate from then on, if it has changed.
+    /// Raises the sampling rate again, if it was lowered. Returns the new rate if it has changed.
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -646,7 +650,7 @@ impl Recording {
         Ok(has_changed.then(|| sampler.rate()))
     }
 
-    /// Whether nothing is recorded any more, since that cost too much.
+    /// Whether the recording has stopped completely because it cost too much.
     pub fn is_over(&self) -> bool {
         self.cpu.is_none() && self.memory.as_ref().is_some_and(|memory| memory.stopped.is_some())
     }
@@ -691,7 +695,7 @@ impl Recording {
                 VmDiscovery::register_vms(process, pipeline, programs, sample.header.vm as usize);
             }
             let mut resolved = pipeline.resolve(sample);
-            // At once: from then on the programs copy each trace that they meet.
+            // At once: from now on, the programs copy each trace that they meet.
             for index in pipeline.take_decided() {
                 let updated = programs.update_vm(index as u32, &pipeline.vms()[index].config());
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(updated.map_err(Into::into));
@@ -706,7 +710,7 @@ impl Recording {
             if let Some(key) = *group_by {
                 resolved.request.group_by(key);
             }
-            // Streams have no other way to say for how many ticks a sample stands.
+            // Streams have no other way to say how many ticks a sample counts for.
             for _ in 0..weight {
                 if let Some(listener) = listener.as_deref_mut().filter(|_| resolved.allocation.is_none()) {
                     listener.sample(&resolved, root(name, resolved.vm, pipeline.vms_so_far()));
@@ -720,7 +724,7 @@ impl Recording {
             go_on()
         });
         if is_empty && let Some(CpuRecording { off_cpu: Some(off_cpu), outputs, .. }) = cpu {
-            // What was under way when recording ended comes last.
+            // Waits that were under way when recording ended come last.
             for wait in off_cpu.take_under_way() {
                 if only.is_some_and(|only| wait.vm() != Some(only)) {
                     *left_out += 1;
@@ -744,10 +748,10 @@ impl Recording {
         outcome.map(|()| is_empty)
     }
 
-    /// Takes all that there is, as far as `budget` allows, and counts what is left.
+    /// Takes everything that is ready, as far as `budget` allows, and counts what is left.
     ///
     /// # Errors
-    /// An output cannot take it.
+    /// An output cannot be written.
     pub fn drain_all(
         &mut self,
         mut listener: Option<&mut dyn SampleListener>,
@@ -766,7 +770,7 @@ impl Recording {
         }
     }
 
-    /// Counts what nobody is going to work off. Turns that were too long are told: that takes no time.
+    /// Counts the data that will stay unread. Turns that were too long still go to the listener: that takes no time.
     fn count_unread(&mut self, mut listener: Option<&mut dyn SampleListener>) {
         let Self { samples, memory, unread_samples, unread_stacks, .. } = self;
         if let Some((buffer, _)) = samples {
@@ -791,7 +795,7 @@ impl Recording {
         }
     }
 
-    /// What people know the process by.
+    /// The name of the process for the user.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -801,32 +805,32 @@ impl Recording {
         &self.process
     }
 
-    /// The number of CPU samples so far, if they are recorded.
+    /// The number of CPU samples so far; [`None`] if they are not recorded.
     pub fn samples(&self) -> Option<u64> {
         let (_, pipeline) = self.samples.as_ref().filter(|_| self.cpu.is_some())?;
         Some(pipeline.tally().samples)
     }
 
-    /// The hottest Lua function so far, and its share of the samples, if reports or an answer are made of them.
+    /// The hottest Lua function so far and its share of the samples; [`None`] without reports and without an answer.
     pub fn hottest(&self) -> Option<(String, f64)> {
         self.cpu.as_ref()?.outputs.hottest()
     }
 
-    /// The VMs that are recorded by now; none if there are only allocation events.
+    /// The VMs that are recorded by now; [`None`] if there are only allocation events.
     pub fn vms(&self) -> Option<Vec<Vm>> {
         self.samples.as_ref().map(|(_, pipeline)| pipeline.known_vms().map(|(_, vm)| vm.clone()).collect())
     }
 
-    /// How many VMs there have been so far; none if there are only allocation events.
+    /// How many VMs there have been so far; 0 if there are only allocation events.
     pub fn vms_so_far(&self) -> usize {
         self.samples.as_ref().map_or(0, |(_, pipeline)| pipeline.vms_so_far())
     }
 
-    /// Goes on with the program that the process has executed, in which no VM was seen before: a script that ends in `exec`,
-    /// env(1).
+    /// Continues with the program that the process has executed, if no VM was seen in the process before. An example is a
+    /// script that ends in `exec`, or env(1).
     ///
     /// # Errors
-    /// The programs in the kernel cannot be told.
+    /// The programs in the kernel cannot be updated.
     pub fn follow(&mut self, process: &Process) -> Result<(), EngineError> {
         self.process = process.clone();
         if let Some((_, pipeline)) = &mut self.samples {
@@ -844,12 +848,12 @@ impl Recording {
         samples.chain(self.memory.iter().flat_map(|memory| memory.lost(&self.programs))).collect()
     }
 
-    /// How long the turns of its event loops were so far; [`None`] if they are not looked at.
+    /// How long the turns of its event loops were so far; [`None`] if turns are not tracked.
     pub fn turn_lengths(&self) -> Option<TurnLengths> {
         self.cpu.as_ref()?.turns.as_ref().map(TurnsRecording::lengths)
     }
 
-    /// The turns that had not ended when recording did, and were too long.
+    /// The turns that were too long and had not ended when recording did.
     pub fn turns_under_way(&self) -> Vec<EndedTurn> {
         let turns = self.cpu.as_ref().and_then(|cpu| cpu.turns.as_ref());
         turns.map(TurnsRecording::under_way).unwrap_or_default()
@@ -860,13 +864,13 @@ impl Recording {
         self.cost.so_far(&self.programs, 0.0).cpu
     }
 
-    /// What a turn of an event loop costs its thread here, and each system call of the machine; [`None`] if turns are not
-    /// looked at.
+    /// What turn tracking costs: for each turn of an event loop here, and for each system call on the machine; [`None`] if
+    /// turns are not tracked.
     pub fn turn_cost(&self) -> Option<TurnCost> {
         self.cpu.as_ref()?.turns.as_ref().map(TurnsRecording::cost)
     }
 
-    /// What was lost of turns, by reason: threads that were not followed, and milliseconds of waits.
+    /// Losses of turns, by reason: threads that were not followed, and milliseconds of waits.
     pub fn lost_turns(&self) -> Vec<(&'static str, u64)> {
         const WAITS: [(Counter, &str); 4] = [
             (Counter::WaitTimeUnscheduled, "ms of waits without a stack: the kernel had no room for the walk"),
@@ -880,7 +884,7 @@ impl Recording {
         waits.into_iter().chain([unread]).filter(|(_, count)| *count != 0).chain(threads).collect()
     }
 
-    /// Writes what there is so far; returns the paths.
+    /// Writes the outputs so far; returns their paths.
     ///
     /// # Errors
     /// An output cannot be written.
@@ -892,10 +896,10 @@ impl Recording {
         Ok(paths)
     }
 
-    /// Writes streams out as far as they are.
+    /// Writes the buffered data of the streams to their files.
     ///
     /// # Errors
-    /// One of them cannot be written.
+    /// A stream cannot be written.
     pub fn flush(&mut self) -> Result<(), EngineError> {
         let cpu = self.cpu.as_mut().map_or(Ok(()), |cpu| cpu.outputs.flush());
         cpu.and(self.memory.as_mut().map_or(Ok(()), MemoryRecording::flush))
@@ -904,7 +908,7 @@ impl Recording {
     /// Ends the outputs.
     ///
     /// # Errors
-    /// An output cannot be written; the others are, all the same.
+    /// An output cannot be written. The other outputs are written all the same.
     pub fn finish(self, options: &Options, duration: Duration) -> Result<Summaries, EngineError> {
         let Self {
             programs,
@@ -982,12 +986,12 @@ fn lost_samples(programs: &Programs, samples: Option<&(SampleBuffer, Pipeline)>)
     lost
 }
 
-/// Tells the kernel half where requests are, once that is known.
+/// Passes the layout of requests to the kernel half, once it is known.
 fn tell_requests(pipeline: &mut Pipeline, programs: &mut Programs) -> Result<(), EngineError> {
     Ok(pipeline.take_request_layout().map_or(Ok(()), |layout| programs.set_requests(layout))?)
 }
 
-/// What the stacks of a process begin with in reports of several, and those of its VMs if it has several.
+/// The root frame of a process in reports of several processes; it names the VM if the process has several.
 fn root(process: &str, vm: Option<usize>, vms: usize) -> Frame {
     let name = match vm {
         Some(vm) if vms > 1 => format!("{process}, VM {}", vm + 1),
@@ -996,9 +1000,9 @@ fn root(process: &str, vm: Option<usize>, vms: usize) -> Frame {
     Frame::Root { name: name.into() }
 }
 
-/// Says it if there are breakpoints in the code of the process before ours are: what they cost is not what it costs itself.
+/// Warns of breakpoints that are in the code of the process before ours: their cost is not the cost of the process itself.
 fn warn_of_breakpoints(target: &RecordTarget) {
-    /// Comparing takes some milliseconds for this.
+    /// The most bytes of code to compare. Comparing that much takes some milliseconds.
     const MOST: u64 = 64 << 20;
     for file in breakpoints::find(&target.process, &target.maps, MOST) {
         let text = format!("lj-trace: {}: {}", target.name(), file.describe(target.process.pid()));

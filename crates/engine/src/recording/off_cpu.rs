@@ -1,4 +1,4 @@
-//! Time off the CPU of one process: from the first switch to the sums at the end.
+//! Time off the CPU of one process: from the first context switch to the sums at the end.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::cpu::{OffCpuSummary, SchedAccount};
 use crate::error::EngineError;
 use crate::resolve::Pipeline;
 
-/// What counts time of waits that was lost, in nanoseconds.
+/// The counters of lost wait time, in nanoseconds.
 const LOST: [(Counter, &str); 4] = [
     (Counter::WaitTimeUnscheduled, "of waits lost: the kernel had no room for the walk"),
     (Counter::WaitTimeBusy, "of waits lost: the CPU's working memory was in use"),
@@ -22,26 +22,27 @@ const LOST: [(Counter, &str); 4] = [
     (Counter::TimeUnseen, "not known to be waits: the kernel did not show that threads came back to a CPU"),
 ];
 
-/// Bytes of native stacks of waits that are under way at the end, at most: those of a thousand threads or more.
+/// The most bytes of native stacks of waits that are under way at the end: enough for a thousand threads or more.
 const MOST_STACKS: usize = 64 << 20;
 
-/// Time off the CPU that is being recorded.
+/// A recording of time off the CPU.
 pub struct OffCpuRecording {
     probes: OffCpu,
     has_cpu_time: bool,
     at_begin: SchedAccount,
-    /// What there was at its end; [`None`] until then.
+    /// The state at the end of the recording; [`None`] until then.
     end: Option<End>,
-    /// Waits that were under way then, and nobody has taken yet.
+    /// Waits that were under way at the end and have not been taken yet.
     under_way: Vec<WaitUnderWay>,
 }
 
-/// What there was at the end of a recording.
+/// The state at the end of a recording.
 #[derive(Default)]
 struct End {
     threads: u64,
     all_the_time: u64,
-    /// How often threads that were there then had been off the CPU, and for how many nanoseconds, with what was under way.
+    /// How often the threads that existed at the end had been off the CPU, and for how many nanoseconds, including waits
+    /// under way.
     waits: u64,
     waited: u64,
     checked: Option<(u64, u64)>,
@@ -58,7 +59,7 @@ impl OffCpuRecording {
         Ok(Self { probes, has_cpu_time, at_begin: SchedAccount::default(), end: None, under_way: Vec::new() })
     }
 
-    /// Begins.
+    /// Begins to record.
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -67,7 +68,7 @@ impl OffCpuRecording {
         Ok(self.probes.begin(now())?)
     }
 
-    /// Ends it, and looks at the threads whose waits are under way, if it did not end before.
+    /// Ends the recording, and walks the stacks of threads whose waits are under way, unless it has already ended.
     pub fn end(&mut self, process: &Process, pipeline: &Pipeline) {
         if self.end.is_some() {
             return;
@@ -92,7 +93,7 @@ impl OffCpuRecording {
             end.waited += nanoseconds;
             end.all_the_time += u64::from(wait.all_the_time);
             *waited.entry(wait.task.tid).or_default() += nanoseconds;
-            // What its walk would have told that it did not come to.
+            // Include the time of earlier waits whose stack walks did not happen.
             let told = nanoseconds.saturating_add(wait.pending);
             let wait = WaitUnderWay::look(process, &vms, &wait.task, (told, ended), room).in_turn(wait.turn);
             room -= wait.size();
@@ -109,12 +110,12 @@ impl OffCpuRecording {
         self.end = Some(end);
     }
 
-    /// The waits that were under way when it ended, once.
+    /// The waits that were under way at the end of the recording. The second call returns none.
     pub fn take_under_way(&mut self) -> Vec<WaitUnderWay> {
         std::mem::take(&mut self.under_way)
     }
 
-    /// The sums at the end; samples stand for `told` nanoseconds.
+    /// The sums at the end. The samples account for `told` nanoseconds.
     pub fn summary(&self, programs: &Programs, told: u64) -> OffCpuSummary {
         let none = End::default();
         let end = self.end.as_ref().unwrap_or(&none);

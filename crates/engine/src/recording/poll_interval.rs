@@ -4,65 +4,65 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{Interval, MissedTickBehavior};
 
-/// Often enough that a function is named before it can be collected, and that a burst of allocations does not fill the
-/// buffer.
+/// The shortest interval. It is short enough to name a function before it can be collected, and to empty the buffer before
+/// a burst of allocations fills it.
 pub const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Where samples are few, each look costs lj-trace more than the samples themselves: a tenth of a millisecond, a hundred
-/// times a second.
+/// The longest interval, for a process with few samples: there, a look costs lj-trace more than the samples themselves. A
+/// look takes a tenth of a millisecond, and would come a hundred times a second.
 const LONGEST: Duration = Duration::from_millis(40);
 
-/// The same of a whole host, which is recorded all the time: a look costs as much as a sample or two.
+/// The longest interval when a whole host is recorded all the time: a look costs as much as a sample or two.
 pub const LONGEST_OF_HOST: Duration = Duration::from_millis(250);
 
-/// So many samples of a thread are worth waiting for.
+/// The number of samples per thread that a look may wait for.
 const SAMPLES: u32 = 4;
 
-/// How long it keeps to the shortest interval once something was gone before it could be read, and at first.
+/// How long the interval stays the shortest at the beginning, and after something was gone before lj-trace could read it.
 const HURRY: Duration = Duration::from_secs(10);
 
-/// Ticks at the shortest interval. If a look takes longer than that, the next one still waits for a tick: signals are noticed
-/// between them.
+/// Ticks at the shortest interval. If a look takes longer than the interval, the next look still waits for a tick: lj-trace
+/// handles signals between ticks.
 pub fn ticks() -> Interval {
     let mut ticks = tokio::time::interval(SHORTEST);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     ticks
 }
 
-/// Lets the next tick come `interval` from now, if that is more than the shortest one.
+/// Delays the next tick to `interval` from now, if that is more than the shortest interval.
 pub fn relax(ticks: &mut Interval, interval: Duration) {
     if interval > SHORTEST {
         ticks.reset_after(interval);
     }
 }
 
-/// When to look next.
+/// Decides when the next look is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollInterval {
-    /// The interval while nothing is lost by it.
+    /// The interval while lj-trace reads everything in time.
     relaxed: Duration,
-    /// Until when there is none.
+    /// Until when the shortest interval applies.
     hurry_until: Instant,
 }
 
 impl PollInterval {
-    /// For samples at `rate` Hz in each thread; [`None`] if allocations are recorded too.
+    /// The interval for samples at `rate` Hz in each thread; [`None`] if allocations are recorded, too.
     pub fn new(rate: Option<u32>, now: Instant) -> Self {
         let relaxed = rate.map_or(SHORTEST, |rate| relaxed(rate, LONGEST));
         Self { relaxed, hurry_until: now + HURRY }
     }
 
-    /// The same for one of the processes of a whole host: it is no short recording.
+    /// The same for one process of a whole host. Such a recording is long, so it does not begin with the shortest interval.
     pub fn of_host(rate: u32, now: Instant) -> Self {
         Self { relaxed: relaxed(rate, LONGEST_OF_HOST), hurry_until: now }
     }
 
-    /// Something that a sample has hit was gone before it could be read.
+    /// Notes that something in a sample was gone before lj-trace could read it.
     pub fn was_late(&mut self, now: Instant) {
         self.hurry_until = now + HURRY;
     }
 
-    /// How long after the last look the next one should be.
+    /// How long after the last look the next one is due.
     pub fn interval(&self, now: Instant) -> Duration {
         if now < self.hurry_until { SHORTEST } else { self.relaxed }
     }

@@ -1,30 +1,30 @@
 //! Why a recording ends.
 
-/// Why recording ended.
+/// The reason why a recording ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// A signal asked for it.
     Signal,
-    /// The time is over.
+    /// The duration is over.
     Duration,
     /// The process has exited.
     TargetExited,
-    /// It cost the process more than it may.
+    /// The recording cost the process more than the limit.
     OverBudget,
     /// The memory that lj-trace may use is used up.
     OutOfMemory,
-    /// It has executed another program.
+    /// The process has executed another program.
     TargetReplaced,
-    /// A stream is as large as it may be.
+    /// A stream has reached its maximal size.
     TooLarge,
-    /// Nobody reads the output any more.
+    /// The reader of the output has closed it.
     ReaderGone,
-    /// Something went wrong with it, while others go on.
+    /// The recording of this process failed, while others go on.
     Failed,
 }
 
 impl Stop {
-    /// In a few words.
+    /// The reason in a few words.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Signal => "stopped by a signal",

@@ -9,15 +9,15 @@ use lj_trace_process::Process;
 use crate::cpu::about_process::now;
 use crate::error::EngineError;
 
-/// Turns that are being looked at.
+/// A recording of turns of event loops.
 pub struct TurnsRecording {
     probes: Turns,
-    /// Those that had not ended at its end.
+    /// The turns that had not ended when the recording did.
     under_way: Vec<EndedTurn>,
 }
 
 impl TurnsRecording {
-    /// Prepares to look at those of `process`.
+    /// Prepares to record the turns of `process`.
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -25,7 +25,7 @@ impl TurnsRecording {
         Ok(Self { probes: Turns::attach(programs, process, limits)?, under_way: Vec::new() })
     }
 
-    /// Begins. What sees waits has begun before: it is told of the same process.
+    /// Begins to record. The probes for waits must have begun before: they set up the same process.
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -33,7 +33,7 @@ impl TurnsRecording {
         Ok(self.probes.begin(now())?)
     }
 
-    /// Ends it: looks at the turns that have not ended.
+    /// Ends the recording, and looks at the turns that have not ended.
     pub fn end(&mut self) {
         self.probes.end();
         if self.under_way.is_empty() {
@@ -41,17 +41,17 @@ impl TurnsRecording {
         }
     }
 
-    /// What a turn costs its thread here, and each system call of the machine.
+    /// What turn tracking costs: for each turn of a thread here, and for each system call on the machine.
     pub fn cost(&self) -> TurnCost {
         self.probes.cost()
     }
 
-    /// How long they were so far.
+    /// How long the turns were so far.
     pub fn lengths(&self) -> TurnLengths {
         self.probes.lengths()
     }
 
-    /// Those that had not ended at its end, and were too long.
+    /// The turns that were too long and had not ended when the recording did.
     pub fn under_way(&self) -> Vec<EndedTurn> {
         self.under_way.clone()
     }

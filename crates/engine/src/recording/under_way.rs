@@ -1,4 +1,5 @@
-//! Threads that were off the CPU when recording ended: what the kernel half does when a thread comes back, done from outside.
+//! Threads that were off the CPU when recording ended. The kernel half samples a thread when it comes back; here, lj-trace
+//! does the same from outside.
 
 use std::collections::HashMap;
 
@@ -15,7 +16,7 @@ use lj_trace_luajit::Vm;
 use lj_trace_probes::sample::Sample;
 use lj_trace_process::{Process, ProcessMemory};
 
-/// A wait that was under way, with what its sample needs.
+/// A wait under way, with the data for its sample.
 pub struct WaitUnderWay {
     header: SampleHeader,
     stack: Vec<u8>,
@@ -34,16 +35,16 @@ impl ReadMemory for Live {
     }
 }
 
-/// The VMs that are recorded, as they are found from what lies on stacks.
+/// The recorded VMs, to be found from pointers on stacks.
 pub struct KnownVms<'v> {
-    /// By the addresses of their `global_State`s, with their indices.
+    /// The VMs with their indices, by the address of their `global_State`.
     by_global: HashMap<u64, (usize, &'v Vm)>,
-    /// One of each layout.
+    /// One VM of each layout.
     kinds: Vec<&'v Vm>,
 }
 
 impl<'v> KnownVms<'v> {
-    /// These, with their indices.
+    /// The VMs, with their indices.
     pub fn new(vms: impl Iterator<Item = (usize, &'v Vm)>) -> Self {
         let by_global: HashMap<_, _> = vms.map(|(index, vm)| (vm.global, (index, vm))).collect();
         let mut kinds: Vec<&Vm> = Vec::new();
@@ -57,8 +58,8 @@ impl<'v> KnownVms<'v> {
 }
 
 impl WaitUnderWay {
-    /// Looks at a thread that is off the CPU. The wait stands for so many nanoseconds, and ends now at `time`; its native stack
-    /// takes no more than `room` bytes.
+    /// Looks at a thread that is off the CPU. The wait counts for that many nanoseconds, and ends now, at `time`. Its
+    /// native stack takes at most `room` bytes.
     pub fn look(
         process: &Process,
         vms: &KnownVms<'_>,
@@ -90,13 +91,13 @@ impl WaitUnderWay {
         own
     }
 
-    /// The same in this turn of the thread's event loop.
+    /// Adds the turn of the thread's event loop to the wait.
     pub fn in_turn(mut self, turn: u64) -> Self {
         self.header.turn = turn;
         self
     }
 
-    /// How many bytes its native stack takes.
+    /// The size of its native stack in bytes.
     pub fn size(&self) -> usize {
         self.stack.len()
     }
@@ -106,7 +107,7 @@ impl WaitUnderWay {
         (self.header.vm != NO_VM).then_some(self.header.vm as usize)
     }
 
-    /// The sample that it is.
+    /// The wait as a sample.
     pub fn sample(&self) -> Sample<'_> {
         Sample {
             header: self.header,
@@ -132,7 +133,8 @@ impl WaitUnderWay {
         }
     }
 
-    /// The coroutine that runs in the C frame there, if there is one: both point at each other.
+    /// The coroutine that runs in the C frame at this place of the stack, if there is one: the coroutine and the C frame
+    /// point at each other.
     fn thread_at<'v>(
         &self,
         memory: &Live,
@@ -145,7 +147,7 @@ impl WaitUnderWay {
         let wide = u64::from_le_bytes(*bytes(CFRAME_L[1])?.first_chunk()?);
         vms.kinds.iter().find_map(|kind| {
             let word = if kind.layout.is_gc64() { wide } else { narrow };
-            // Not on the stack itself, and not where nothing is.
+            // A `lua_State` is aligned to 8 bytes, at an address that user space can have.
             if word & 7 != 0 || !(0x1_0000..ADDRESS_END).contains(&word) {
                 return None;
             }
@@ -157,7 +159,8 @@ impl WaitUnderWay {
         })
     }
 
-    /// Walks the coroutine that runs in the C frame at `cframe`. What runs it lies from the address on that is returned.
+    /// Walks the coroutine that runs in the C frame at `cframe`. Returns the stack address from which the code that runs
+    /// the coroutine lies.
     fn walk_coroutine(&mut self, memory: &Live, (index, vm): (usize, &Vm), thread: &LuaThread, cframe: u64) -> u64 {
         let Self { header, frames, .. } = self;
         let layout = &vm.layout;
@@ -226,7 +229,7 @@ impl WaitUnderWay {
     }
 }
 
-/// The native stack from its top upward, as far as a sample takes it.
+/// The native stack from its top upward, at most as many bytes as a sample has.
 fn stack(process: &Process, start: u64, most: usize) -> Vec<u8> {
     let mut bytes = vec![0; most];
     let mut done = 0;

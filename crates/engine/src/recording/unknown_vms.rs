@@ -1,5 +1,5 @@
-//! Notices VMs that are not known yet: light samples hit an interpreter where no known VM runs, or code that was not there
-//! before, which may be another LuaJIT.
+//! Notices VMs that are not known yet. A sign of them are light samples in an interpreter that runs no known VM, or in code
+//! that was not there before and may be another LuaJIT.
 
 use std::ops::Range;
 
@@ -13,31 +13,31 @@ use lj_trace_probes::programs::{ProbeError, Programs};
 use lj_trace_probes::sampler::Sampler;
 use lj_trace_process::{KnownCode, Maps, Process};
 
-/// Counts samples that no known VM was running, in an interpreter or in new code.
+/// Counts samples in an interpreter or in new code during which no known VM ran.
 pub struct UnknownVms {
-    /// The code of interpreters. The rest of their libraries is executed without a VM, too: a program that looks at values
-    /// of a VM does not run it.
+    /// The code of interpreters. The rest of a LuaJIT library does not count, because it also runs without a VM: a program
+    /// that only looks at values of a VM executes it.
     texts: Vec<Range<u64>>,
     known: KnownCode,
     count: u32,
 }
 
 impl UnknownVms {
-    /// These VMs are known.
+    /// Starts with these VMs as known.
     pub fn new(maps: &Maps, vms: &[Vm]) -> Self {
         let mut unknown_vms = Self { texts: Vec::new(), known: KnownCode::of(maps), count: 0 };
         vms.iter().for_each(|vm| unknown_vms.add_vm(vm));
         unknown_vms
     }
 
-    /// One more is known.
+    /// Adds a VM that is now known.
     pub fn add_vm(&mut self, vm: &Vm) {
         if !self.texts.contains(&vm.text.range) {
             self.texts.push(vm.text.range.clone());
         }
     }
 
-    /// Takes a sample; what is left of it says no more than which function of which VM ran.
+    /// Takes a sample. After this, `sample` says only which function of which VM ran.
     pub fn look(&mut self, sample: &mut ActivitySample) {
         if sample.vm == NO_VM {
             let instruction = std::mem::take(&mut sample.function);
@@ -46,21 +46,21 @@ impl UnknownVms {
         }
     }
 
-    /// How many there were since [`Self::forget`].
+    /// The number of such samples since [`Self::forget`].
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Counts them anew.
+    /// Resets the number of samples.
     pub fn forget(&mut self) {
         self.count = 0;
     }
 }
 
-/// Samples a second of CPU time: enough to notice a VM within a second or so. They cost some 0.1% of it.
+/// Samples per second of CPU time: enough to notice a VM within about a second. They cost about 0.1% of CPU time.
 const RATE: u32 = 199;
 
-/// A light sampler that has nothing else to do.
+/// A light sampler whose only purpose is to discover VMs.
 pub struct UnknownVmSampler {
     sampler: Sampler,
     samples: ActivityBuffer,
@@ -81,7 +81,7 @@ impl UnknownVmSampler {
         self.sampler.on_threads()
     }
 
-    /// Shows the samples since to `unknown_vms`.
+    /// Passes the samples since the last call to `unknown_vms`.
     pub fn drain(&mut self, unknown_vms: &mut UnknownVms) {
         self.samples.drain(usize::MAX, |mut sample| unknown_vms.look(&mut sample));
     }

@@ -1,4 +1,4 @@
-//! A memory profile of bounded cost: its windows, and what is known without probes.
+//! A memory profile of bounded cost: its windows, and what is observed without probes.
 
 use lj_trace_luajit::Vm;
 use lj_trace_probes::activity::ActivityBuffer;
@@ -26,21 +26,22 @@ use crate::target::RecordTarget;
 /// What light samples may cost, as a share of CPU time.
 const SAMPLER_BUDGET: f64 = 0.005;
 
-/// The program of a light sample, in seconds.
+/// The run time of the BPF program of a light sample, in seconds.
 const LIGHT_SAMPLE: f64 = 4e-6;
 
-/// Light samples a second of CPU time.
+/// The range of the light sampling rate, in samples per second of CPU time.
 const SLOWEST: f64 = 99.0;
 const FASTEST: f64 = 999.0;
 
-/// What it may take to find out what windows cost, in seconds of CPU time: the first four are reckoned with in full, of
-/// 2 ms each, and probes that stay are looked at each 5 ms; all of that times what windows disturb caches by.
+/// What lj-trace may spend to find out what windows cost, in seconds of CPU time. The first four windows count in full,
+/// with 2 ms each, and probes that stay attached are checked every 5 ms. All of that is multiplied by the factor by which
+/// windows disturb caches.
 const LEARNING: f64 = (4.0 * 0.002 + 0.005) * IN_WINDOW;
 
-/// Tells in advance if a recording is so short that its budget may not be kept.
+/// Warns if a recording is so short that it may exceed its budget.
 fn warn_of_short(options: &Options, budget: f64) {
     let Some(duration) = options.duration else { return };
-    // Of a program that keeps one CPU busy; others have less.
+    // This assumes that the program keeps one CPU busy. Others have less CPU time.
     let allowed = duration.as_secs_f64() * budget;
     if allowed < 2.0 * LEARNING {
         let text = format!(
@@ -55,20 +56,21 @@ fn warn_of_short(options: &Options, budget: f64) {
     }
 }
 
-/// The threads and samples of such a recording.
+/// The threads and samplers of a recording in windows.
 pub struct WindowRecording {
     windows: Windows,
     counters: Counters,
     sampler: Sampler,
     activity: ActivityBuffer,
-    /// Samples a second of CPU time.
+    /// Light samples per second of CPU time.
     rate: f64,
     budget: f64,
     unknown_vms: UnknownVms,
 }
 
 impl WindowRecording {
-    /// Begins: the target may lose the share `budget` of its CPU time. VMs of `polled` are polled beside their counters.
+    /// Begins. The target may lose the share `budget` of its CPU time. VMs in `polled` are polled in addition to their
+    /// counters.
     ///
     /// # Errors
     /// The kernel cannot open windows, or the sampler cannot be attached.
@@ -109,12 +111,12 @@ impl WindowRecording {
         self.sampler.on_threads()
     }
 
-    /// What makes the sampler tick.
+    /// The clock of the sampler.
     pub fn clock(&self) -> Clock {
         self.sampler.clock()
     }
 
-    /// Takes what was observed since.
+    /// Takes the observations since the last call.
     pub fn drain(&mut self, estimation: &mut Estimation) {
         estimation.set_sampling(self.rate);
         estimation.set_budget(self.budget);
@@ -137,23 +139,23 @@ impl WindowRecording {
         });
     }
 
-    /// Seconds that the target has lost to windows beyond what counters tell.
+    /// Seconds that windows have cost the target beyond what the counters show.
     pub fn disturbed(&self) -> f64 {
         self.windows.disturbed()
     }
 
-    /// Samples in an interpreter that no known VM was running.
+    /// The samples in an interpreter that ran no known VM.
     pub fn unknown_vms(&mut self) -> &mut UnknownVms {
         &mut self.unknown_vms
     }
 
-    /// One more VM is known.
+    /// Adds a VM that is now known.
     pub fn add_vm(&mut self, vm: &Vm) {
         self.unknown_vms.add_vm(vm);
         self.counters.add_vm(vm.clone());
     }
 
-    /// Ends the windows and all that is beside them. What they have seen can still be drained.
+    /// Ends the windows and everything that runs beside them. Their observations can still be drained.
     pub fn end(&mut self) {
         self.windows.end();
         self.sampler.detach();

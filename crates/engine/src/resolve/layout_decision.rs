@@ -5,23 +5,23 @@ use std::time::{Duration, Instant};
 use lj_trace_luajit::{Vm, prove_again};
 use lj_trace_process::Process;
 
-/// How long after the first try is tried again, and after each of the next: twice as long, but no longer than that. A try
-/// fails where traces are flushed all the time, for it has to see one twice.
+/// The waits between two tries. The wait doubles after each try, from `SOON` up to `LATE`. A try has to see the same trace
+/// twice, so it fails while traces are flushed all the time.
 const SOON: Duration = Duration::from_millis(5);
 const LATE: Duration = Duration::from_millis(100);
 
-/// Decides it.
+/// Decides what is open in the layout of a VM.
 #[derive(Debug, Default)]
 pub struct LayoutDecision {
-    /// When it may try again.
+    /// The earliest time of the next try.
     next: Option<Instant>,
-    /// How often it has tried.
+    /// The number of tries so far.
     tries: u32,
 }
 
 impl LayoutDecision {
-    /// The same VM with more that is decided, now that it has traces; [`None`] if nothing is open that traces need, if a
-    /// moment ago was too early, if there were none just then, and if the process is gone.
+    /// The same VM with more of its layout decided, now that it has traces. [`None`] if no open question needs traces, if
+    /// the last try was too recent, if there are no traces at the moment, or if the process is gone.
     pub fn decide(&mut self, process: &Process, vm: &Vm) -> Option<Vm> {
         let began = Instant::now();
         if !vm.leaves_traces_open() || self.next.is_some_and(|next| began < next) {
@@ -30,12 +30,12 @@ impl LayoutDecision {
         let decided = process.maps().ok().and_then(|maps| prove_again(process, &maps, vm).ok());
         self.next = Some(Instant::now() + pause(self.tries, began.elapsed()));
         self.tries += 1;
-        // In a moment without traces it would know less than before.
+        // A moment without traces would decide less than what is known already.
         decided.filter(|decided| decided.undecided.len() < vm.undecided.len())
     }
 }
 
-/// How long it waits after it has tried so often before, and once more for so long: others need the time, too.
+/// The wait after so many tries, of which the last one `took` this long: other work needs time, too.
 fn pause(tries: u32, took: Duration) -> Duration {
     SOON.saturating_mul(1 << tries.min(16)).min(LATE).max(took * 2)
 }

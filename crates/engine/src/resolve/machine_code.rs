@@ -15,11 +15,11 @@ use lj_trace_luajit::Vm;
 use lj_trace_process::ProcessMemory;
 use lj_trace_unwind::VmCode;
 
-/// An allocator of machine code never chains more areas: 64 KiB each at the default limit of 2 MiB
-/// (`lj_jit.h`, `JIT_PARAMDEF`; 512 KiB until November 2025), and some raise the limit.
+/// The most areas that lj-trace follows. An allocator of machine code never chains more: an area has 64 KiB and the default
+/// limit is 2 MiB (`lj_jit.h`, `JIT_PARAMDEF`; 512 KiB until November 2025), and some programs raise the limit.
 const MAX_AREAS: usize = 4096;
 
-/// What one call reads at most (`IOV_MAX`).
+/// The most pieces that one system call reads (`IOV_MAX`).
 const AT_ONCE: usize = 1024;
 
 /// The machine code of `vm` at this moment.
@@ -44,7 +44,7 @@ pub fn refresh(code: &mut VmCode, memory: &ProcessMemory, vm: &Vm) {
     }
 }
 
-/// Where the address of the newest area lies; [`None`] without a JIT compiler.
+/// The address of the pointer to the newest area; [`None`] without a JIT compiler.
 fn newest_area_at(vm: &Vm) -> Option<u64> {
     let jit_state = vm.jit_state().filter(|_| vm.layout.j_mcarea != ABSENT)?;
     Some(jit_state + u64::from(vm.layout.j_mcarea))
@@ -63,7 +63,7 @@ fn areas(memory: &impl ReadMemory, newest: u64) -> Result<Vec<Range<u64>>, Unrea
     Ok(areas)
 }
 
-/// Whether these are still all areas, in this order: all links are read at once and compared.
+/// Whether `areas` are still all areas, in this order. Reads all links at once and compares them.
 fn are_all(memory: &ProcessMemory, newest: u64, areas: &[Range<u64>]) -> bool {
     let places: Vec<_> = once((newest, 8)).chain(areas.iter().map(|area| (area.start, 16))).collect();
     let links = places.chunks(AT_ONCE).flat_map(|places| memory.read_scattered(places));
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn areas_are_followed_as_they_come_and_go() {
         let memory = ProcessMemory::new(std::process::id());
-        // Volatile writes: it is read behind the compiler's back.
+        // Volatile writes, since the system call reads the memory without the compiler's knowledge.
         let set = |place: &mut [u64; 2], value| {
             // SAFETY: an exclusive reference is valid for writes.
             unsafe { std::ptr::write_volatile(place, value) }

@@ -20,14 +20,15 @@ pub struct Namer {
     memory: ProcessMemory,
     symbolizer: Symbolizer,
     vms: Vec<VmNames>,
-    /// Those of all VMs.
+    /// The prototypes of all VMs.
     prototypes: Prototypes,
     cache: HashMap<LuaKey, Arc<Named>>,
-    /// By VM, prototype and line.
+    /// Where traces start, by VM, prototype and line.
     trace_starts: HashMap<(usize, PrototypeKey, u32), Arc<str>>,
 }
 
-/// Names kept: as many as most programs show at a time. Those of programs that make functions all the time are made anew.
+/// The most names to keep: as many as most programs show at a time. If a program creates functions all the time, their
+/// names are made again.
 const MAX_CACHED: usize = 1 << 13;
 
 /// What the name of a Lua frame depends on: its function and line.
@@ -41,9 +42,9 @@ struct LuaKey {
 
 struct VmNames {
     vm: Vm,
-    /// Lua functions.
+    /// Names of Lua functions.
     defined: FunctionNamer,
-    /// Those of libraries.
+    /// Names of library functions.
     functions: FunctionNames,
     functions_read: Instant,
 }
@@ -59,15 +60,15 @@ impl VmNames {
     }
 }
 
-/// Stands before the number of functions that take more work to name than there may be.
+/// Precedes the number of functions that would take too much work to name.
 pub const UNSEARCHED: &str =
     "functions without a name, which would have taken too much work to find in so large a heap";
 
-/// How often libraries are looked through for names again.
+/// The interval between two searches of the libraries for new names.
 const LIBRARIES_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Namer {
-    /// Where the native function of this name is, if a file of the process has one.
+    /// The address of the native function of this name, if a file of the process has one.
     pub fn function(&mut self, name: &str) -> Option<u64> {
         self.symbolizer.function(name)
     }
@@ -92,7 +93,7 @@ impl Namer {
         self.vms.push(VmNames::read(&self.memory, vm));
     }
 
-    /// Names the functions of a VM in place of those of one that is not there any more.
+    /// Names the functions of a VM that takes the index of a VM that is gone.
     pub fn replace_vm(&mut self, index: usize, vm: &Vm) {
         self.forget_vm(index);
         self.symbolizer.add_interpreter(vm.text.range.start);
@@ -101,13 +102,13 @@ impl Namer {
         }
     }
 
-    /// Forgets what was of a VM that is not there any more.
+    /// Forgets everything about a VM that is gone.
     pub fn forget_vm(&mut self, index: usize) {
         self.cache.retain(|key, _| usize::from(key.vm) != index);
         self.trace_starts.retain(|key, _| key.0 != index);
     }
 
-    /// The symbol of native code: `pc` is the instruction itself, or the address it returns to.
+    /// The symbol of native code. `pc` is the address of the instruction itself, or with `is_return` a return address.
     pub fn native(&mut self, pc: u64, is_return: bool) -> NativeSymbol {
         self.symbolizer.symbolize(pc.wrapping_sub(u64::from(is_return)))
     }
@@ -121,17 +122,17 @@ impl Namer {
         self.prototypes.get(&self.memory, &vm.vm.layout, PrototypeKey::of(record))
     }
 
-    /// Notes that time has passed: more functions may be looked for.
+    /// Begins a batch: time has passed, so the namer may search for more functions.
     pub fn begin_batch(&mut self) {
         self.vms.iter_mut().for_each(|names| names.defined.begin_batch());
     }
 
-    /// How many functions may have a name that would have taken too much work to find.
+    /// How many functions may have a name that it would take too much work to find.
     pub fn unsearched(&self) -> u64 {
         self.vms.iter().map(|names| names.defined.unsearched()).sum()
     }
 
-    /// Looks at the functions of a stack before they are named: one may have made another.
+    /// Looks at the functions of a stack before they are named, because one function may have created another.
     pub fn see<'a>(&mut self, records: impl IntoIterator<Item = &'a FrameRecord>) {
         for record in records.into_iter().filter(|record| record.kind == RecordKind::Lua as u8 && record.code != 0) {
             if !self.prototypes.knows(&PrototypeKey::of(record))
@@ -149,13 +150,13 @@ impl Namer {
         if let Some(known) = self.cache.get(&key) {
             return known.clone();
         }
-        // A tail call in a trace may have replaced it (`trace::resolve`).
+        // A tail call in a trace may have replaced the function (`trace::resolve`).
         if record.code == 0 {
             return Named::Unresolved { reason: "function in a trace not certain".into() }.into();
         }
         let prototype = match self.prototype(record) {
             Ok(prototype) => prototype,
-            // Not kept: it may be a reading that came at a bad moment.
+            // Do not keep this result: the reading may have come at a bad moment.
             Err(error) => return Named::Unresolved { reason: error.to_string().into() }.into(),
         };
         let line = (record.position != NO_POSITION).then(|| prototype.line_at(record.position)).flatten();
@@ -178,7 +179,7 @@ impl Namer {
         let names = self.vms.get(vm)?;
         let trace = trace_by_number(&self.memory, &names.vm, number)?;
         let layout = &names.vm.layout;
-        // Traces come and go with their functions: the same address may be another function's by now.
+        // Traces come and go with their functions: another function may be at the same address by now.
         let key = Prototype::key_at(&self.memory, layout, trace.startpt).ok()?;
         let prototype = self.prototypes.get(&self.memory, layout, key).ok()?;
         let offset = trace.startpc.checked_sub(trace.startpt + u64::from(layout.sizeof_pt))?;
@@ -194,7 +195,8 @@ impl Namer {
     pub fn library(&mut self, record: &FrameRecord) -> Option<&str> {
         let names = self.vms.get_mut(usize::from(record.vm))?;
         let is_fast = record.kind == RecordKind::Fast as u8;
-        // A library that was loaded meanwhile: look again, but not for each of many unknown functions.
+        // The function may belong to a library that was loaded meanwhile: look again, but not for each of many unknown
+        // functions.
         if is_fast
             && names.functions.builtin(record.ffid).is_none()
             && names.functions_read.elapsed() > LIBRARIES_INTERVAL

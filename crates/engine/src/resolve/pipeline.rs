@@ -33,41 +33,41 @@ use super::vm_places::VmPlaces;
 use super::{vm_work, wait_reason};
 use crate::stack::{INLINED, Innermost, JoinedFrame, MergedStack, SettledTop, Unresolved, fix_innermost_frame, merge};
 
-/// A sample with its frames in order and named.
+/// A sample with its named frames.
 #[derive(Clone, Debug)]
 pub struct Resolved {
     /// What the innermost VM was doing; [`None`] if the sample hit no Lua at all.
     pub state: Option<VmState>,
-    /// The innermost VM: which one it is of all that there have been, from 0 on.
+    /// The number of the innermost VM among all VMs so far, from 0 on; [`None`] if the sample hit no known VM.
     pub vm: Option<usize>,
-    /// The thread.
+    /// The id of the thread.
     pub tid: u32,
-    /// Its name, where it can be read.
+    /// The name of the thread, if it can be read.
     pub thread_name: Option<Arc<str>>,
-    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// The time of the sample, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
-    /// If it is an allocation's stack and no tick of the clock: how many bytes were allocated.
+    /// If the sample is the stack of an allocation and not a tick of the clock: the allocated bytes.
     pub allocation: Option<u64>,
-    /// If it is a wait and no tick of the clock: for how many nanoseconds it stands.
+    /// If the sample is a wait and not a tick of the clock: its nanoseconds.
     pub wait: Option<u64>,
-    /// Which turn of the thread's event loop it is in; 0 if turns are not looked at.
+    /// The number of the turn of the thread's event loop; 0 if turns are not tracked.
     pub turn: u64,
-    /// Where Lua was entered first on this stack: the outermost coroutine and its C frame; [`None`] if there is no Lua.
+    /// Where Lua was first entered on this stack: the outermost coroutine and its C frame; [`None`] if there is no Lua.
     pub entry: Option<(u64, u64)>,
-    /// The trace that it hit, if that is known.
+    /// The trace that the sample hit, if it is known.
     pub trace: Option<SampledTrace>,
-    /// The request that its coroutine serves.
+    /// The request that the sample's coroutine serves.
     pub request: SampleRequest,
     /// The frames, innermost first.
     pub frames: Vec<ResolvedFrame>,
 }
 
-/// A named frame, and what a stream must know of it.
+/// A named frame, with what a stream has to know of it.
 #[derive(Clone, Debug)]
 pub struct ResolvedFrame {
-    /// What people read.
+    /// The name, as reports show it.
     pub named: Arc<Named>,
-    /// What a stream shows.
+    /// The code, as a stream shows it.
     pub code: Code,
 }
 
@@ -80,44 +80,44 @@ pub enum Code {
         pc: u64,
         /// Where the function starts.
         start: u64,
-        /// First address after it.
+        /// The first address after the function.
         end: u64,
     },
     /// A Lua function.
     Lua {
         /// Its prototype.
         prototype: PrototypeKey,
-        /// Which of its instructions; [`None`] if that is not known.
+        /// The index of the instruction; [`None`] if it is not known.
         position: Option<u32>,
     },
-    /// Something that has only a name: a fast function, a mark.
+    /// A frame that has only a name: a fast function or a mark.
     Name,
 }
 
-/// What became of the samples.
+/// Counts of samples.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// All samples.
     pub samples: u64,
-    /// Samples that hit Lua: a VM ran, or had called what ran.
+    /// Samples that hit Lua: a VM ran, or had called the code that ran.
     pub with_lua: u64,
-    /// Of these, those whose Lua stack is complete.
+    /// Samples of `with_lua` whose Lua stack is complete.
     pub lua_complete: u64,
-    /// Of all, those whose native stack reaches the program's entry or the thread's start.
+    /// Samples of `samples` whose native stack reaches the program's entry or the thread's start.
     pub native_complete: u64,
-    /// Those that have all of it but for frames between the innermost and the outermost ones, which are left out.
+    /// Samples whose stack is complete except for left-out frames between the innermost and the outermost ones.
     pub both_ends: u64,
-    /// How many Lua frames these are, of all samples together.
+    /// The number of left-out Lua frames, over all samples.
     pub left_out: u64,
-    /// Samples that hit the kernel on the thread's behalf.
+    /// Samples during which the thread was in the kernel.
     pub in_kernel: u64,
-    /// Of all, those that are waits of threads, and for how many nanoseconds these stand.
+    /// Samples of `samples` that are waits of threads.
     pub waits: u64,
-    /// See `waits`.
+    /// The nanoseconds of these waits.
     pub waited: u64,
-    /// Samples by what the VM was doing; those without Lua are not counted here.
+    /// Samples by the state of the VM. Samples without Lua are not included.
     pub states: BTreeMap<VmState, u64>,
-    /// Samples with frames that could not be resolved, by reason: those with several have it once.
+    /// Samples with frames that could not be resolved, by reason. A sample with several such frames counts once per reason.
     pub unresolved: BTreeMap<String, u64>,
 }
 
@@ -129,12 +129,12 @@ pub struct Pipeline {
     places: VmPlaces,
     /// The traces of each VM.
     traces: Vec<Traces>,
-    /// The time that all of them may take.
+    /// The CPU time that reading traces may take, for all VMs together.
     allowance: Allowance,
     /// How many traces of VMs that are gone were not read to their end.
     unfinished: u64,
     layout_decision: LayoutDecision,
-    /// Those of which more was decided.
+    /// The indices of VMs whose layout was decided further.
     decided: Vec<usize>,
     codes: Vec<VmCode>,
     unwinder: Unwinder,
@@ -144,9 +144,9 @@ pub struct Pipeline {
     stack_ends: StackEnds,
     kernel: KernelSymbols,
     requests: RequestLabeller,
-    /// Whether waits show the kernel's functions.
+    /// Whether waits show the functions of the kernel.
     shows_kernel: bool,
-    /// What was there at first.
+    /// The code that the process had at first.
     known_code: KnownCode,
     /// See [`Self::unknown_vms`].
     unknown_vms: u32,
@@ -188,24 +188,24 @@ impl Pipeline {
         }
     }
 
-    /// Goes on with the program that the process has executed, now that it has no VM.
+    /// Continues with the program that the process has executed, now that it has no VM.
     pub fn follow(&mut self, process: &Process) {
         let tally = std::mem::take(&mut self.tally);
         let shows_kernel = self.shows_kernel;
         *self = Self { tally, shows_kernel, ..Self::new(process, &[]) };
     }
 
-    /// Whether waits show the kernel's functions, beside why there is one.
+    /// Whether waits show the functions of the kernel, besides the reason of the wait.
     pub fn show_kernel(&mut self, shows_kernel: bool) {
         self.shows_kernel = shows_kernel;
     }
 
-    /// The VMs that it knows, in the order in which the probes know them.
+    /// The known VMs, in the order in which the probes know them.
     pub fn vms(&self) -> &[Vm] {
         &self.vms
     }
 
-    /// Makes one more VM known, which gets the next index.
+    /// Adds a VM. It gets the next index.
     pub fn add_vm(&mut self, mut vm: Vm) {
         self.teach(&mut vm, self.vms.len());
         self.requests.see_vm(&self.memory, &vm, &mut self.namer);
@@ -216,7 +216,7 @@ impl Pipeline {
         self.places.add();
     }
 
-    /// Has a VM that gets this index know what is decided of others.
+    /// Lets a VM that gets this index learn what is decided about the layouts of others.
     fn teach(&mut self, vm: &mut Vm, index: usize) {
         let learned = self.vms.iter().filter(|other| vm.learn_from(other)).count();
         if learned > 0 {
@@ -224,7 +224,7 @@ impl Pipeline {
         }
     }
 
-    /// Gives a VM the place of one that is not there any more.
+    /// Gives a VM the index of a VM that is gone.
     pub fn replace_vm(&mut self, index: usize, mut vm: Vm) {
         if index >= self.vms.len() {
             return;
@@ -238,8 +238,8 @@ impl Pipeline {
         self.places.take(index);
     }
 
-    /// Forgets what it knows of the VMs that are not recorded any more, now that all of their samples were worked off; gives
-    /// the numbers that they had in [`Resolved::vm`].
+    /// Forgets the VMs that are not recorded any more, now that all of their samples are processed. Returns the numbers
+    /// that these VMs had in [`Resolved::vm`].
     pub fn forget_left(&mut self) -> Vec<usize> {
         let free = self.places.free();
         for &index in &free {
@@ -249,7 +249,7 @@ impl Pipeline {
         free.into_iter().filter_map(|index| self.places.number(index)).collect()
     }
 
-    /// How many functions may have a name that would have taken too much work to find.
+    /// How many functions may have a name that it would take too much work to find.
     pub fn unsearched_names(&self) -> u64 {
         self.namer.unsearched()
     }
@@ -259,12 +259,12 @@ impl Pipeline {
         self.unfinished += left.unfinished();
     }
 
-    /// How many traces were hit and not read to their end, since that takes too much work.
+    /// How many traces were hit but not read to their end, because that takes too much work.
     pub fn unfinished_traces(&self) -> u64 {
         self.unfinished + self.traces.iter().map(Traces::unfinished).sum::<u64>()
     }
 
-    /// The places of its VMs.
+    /// The slots of the VMs.
     pub fn places(&mut self) -> &mut VmPlaces {
         &mut self.places
     }
@@ -279,17 +279,18 @@ impl Pipeline {
         self.places.count()
     }
 
-    /// Samples since [`Self::forget_unknown_vm_samples`] that no known VM was running, in an interpreter or in new code.
+    /// The number of samples since [`Self::forget_unknown_vm_samples`] that were in an interpreter or in new code, but in
+    /// no known VM.
     pub fn unknown_vms(&self) -> u32 {
         self.unknown_vms
     }
 
-    /// Counts them anew.
+    /// Resets the number of samples of unknown VMs.
     pub fn forget_unknown_vm_samples(&mut self) {
         self.unknown_vms = 0;
     }
 
-    /// Looks again at what the target generates while it runs. Call it before every batch of samples.
+    /// Rereads the code that the target generates while it runs. Call it before every batch of samples.
     pub fn refresh(&mut self) {
         self.namer.begin_batch();
         for (index, (code, vm)) in self.codes.iter_mut().zip(&self.vms).enumerate() {
@@ -299,7 +300,8 @@ impl Pipeline {
                 continue;
             }
             machine_code::refresh(code, &self.memory, vm);
-            // A VM that was closed may have left its address to another, to which the generated code there belongs.
+            // A VM that was closed may have left its address to a later VM. The generated code there then belongs to the
+            // later VM.
             let is_later = |(later, other): (usize, &Vm)| {
                 later != index && other.global == vm.global && self.places.number(later) > self.places.number(index)
             };
@@ -309,7 +311,7 @@ impl Pipeline {
         }
     }
 
-    /// What became of the samples so far.
+    /// The counts of samples so far.
     pub fn tally(&self) -> &Tally {
         &self.tally
     }
@@ -331,7 +333,7 @@ impl Pipeline {
         if vm.is_none() {
             let texts = || self.vms.iter().map(|vm| &vm.text.range);
             let in_interpreter = native.frames.iter().any(|frame| texts().any(|text| text.contains(&frame.pc)));
-            // What was loaded since may be another LuaJIT.
+            // Code that was loaded later may be another LuaJIT.
             let is_new = || native.frames.first().is_some_and(|frame| !self.known_code.contains(frame.pc));
             self.unknown_vms += u32::from(in_interpreter || is_new());
         }
@@ -371,17 +373,17 @@ impl Pipeline {
         Resolved { state, vm, tid, thread_name, time, allocation, wait, turn, entry, trace, request, frames }
     }
 
-    /// Leaves requests alone.
+    /// Turns request labels off.
     pub fn leave_requests(&mut self) {
         self.requests = RequestLabeller::off();
     }
 
-    /// Where the kernel half has to look for requests, if it was not told yet.
+    /// Where the kernel half has to look for requests; [`None`] if it already knows.
     pub fn take_request_layout(&mut self) -> Option<RequestLayout> {
         self.requests.take_layout()
     }
 
-    /// What became of the look for the requests of samples.
+    /// How many requests of samples were found, and why the others were not.
     pub fn request_tally(&self) -> RequestTally {
         self.requests.tally()
     }
@@ -393,7 +395,7 @@ impl Pipeline {
         }
     }
 
-    /// Machine code that was there at the sample, and may not be any more.
+    /// Notes the machine code that was there at the time of the sample. It may be gone by now.
     fn know_code(&mut self, vm: usize, running: &RunningTrace) {
         let RunningTrace { identity, area, area_size } = *running;
         let code = &mut self.codes[vm];
@@ -433,10 +435,10 @@ impl Pipeline {
         Some(on_trace)
     }
 
-    /// Decides what the layout of a VM has left open, now that it has traces.
+    /// Decides open questions of a VM's layout, now that it has traces.
     fn decide(&mut self, index: usize) {
         if let Some(vm) = self.layout_decision.decide(&self.process, &self.vms[index]) {
-            // Of a thousand VMs that begin at once, each would wait for its turn.
+            // If a thousand VMs begin at once, each would otherwise wait for its turn.
             for (other, own) in self.vms.iter_mut().enumerate() {
                 if own.learn_from(&vm) {
                     self.codes[other] = machine_code(&self.memory, own);
@@ -446,18 +448,18 @@ impl Pipeline {
         }
     }
 
-    /// The VMs of whose layout more was decided since the last time it was asked: the probes are to know it too.
+    /// The indices of VMs whose layout was decided further since the last call. The probes need to know the layout, too.
     pub fn take_decided(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.decided)
     }
 
-    /// Whether something that a sample has hit was gone before it could be read, since the last time it was asked.
+    /// Whether something that a sample has hit was gone before lj-trace could read it, since the last call.
     pub fn take_lateness(&mut self) -> bool {
         std::mem::take(&mut self.was_late)
     }
 
-    /// Where native stacks end, by page, and pages of which that is not known any more: what was found out since the last
-    /// time it was asked, for the probes.
+    /// Where native stacks end, by page, or [`None`] for pages whose end is not known any more: what is new for the probes
+    /// since the last call.
     pub fn take_stack_ends(&mut self) -> Vec<(u64, Option<StackEnd>)> {
         self.stack_ends.take()
     }
@@ -469,7 +471,7 @@ impl Pipeline {
         let mut bytes = Cow::Borrowed(sample.stack);
         if header.return_slot != 0 {
             if self.unwinder.in_uprobe_trampoline(registers.pc()) {
-                // The allocator has just returned into the trampoline: it counts as returned.
+                // The allocator has just returned into the trampoline, so its frame is not part of the stack.
                 registers.set(Register::PC, Some(header.return_address));
                 registers.set(Register::SP, Some(header.return_slot + 8));
             } else if let Some(slot) = slot_in(sample.stack, start, header.return_slot)
@@ -544,7 +546,7 @@ impl Pipeline {
                 JoinedFrame::Lua(record) | JoinedFrame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
                     let is_compiled = matches!(frame, JoinedFrame::Compiled(_));
                     let named = self.namer.lua(record, is_compiled);
-                    // Of one that is not certain nothing is read, however soon.
+                    // A function that is uncertain cannot be read, no matter how soon.
                     self.was_late |= record.code != 0 && matches!(*named, Named::Unresolved { .. });
                     let position = (record.position != NO_POSITION).then_some(record.position);
                     let code = Code::Lua { prototype: PrototypeKey::of(record), position };
@@ -564,8 +566,8 @@ impl Pipeline {
         ResolvedFrame { named: named.into(), code: Code::Native { pc, start, end } }
     }
 
-    /// A C function or fast function as the Lua stack shows it. If the frame before is the same function's native
-    /// frame, both are one.
+    /// A C function or fast function as the Lua stack shows it. If the previous frame is the native frame of the same
+    /// function, the two become one frame.
     fn c_function(&mut self, record: &FrameRecord, frames: &mut Vec<ResolvedFrame>) {
         let is_own = |last: &ResolvedFrame| match last.code {
             Code::Native { start, .. } => record.code != 0 && start == record.code,
@@ -599,10 +601,10 @@ impl Pipeline {
     }
 }
 
-/// Stands where frames of the kernel's are missing.
+/// Marks the place where frames of the kernel are missing.
 const KERNEL_STACK_CUT: &str = "kernel stack too deep";
 
-/// Whether the kernel's stack is deeper than what is shown of it.
+/// Whether the kernel's stack is deeper than the part that is shown.
 fn is_kernel_stack_cut(sample: &Sample<'_>) -> bool {
     sample.kernel.len() > MAX_KERNEL_FRAMES as usize
 }
@@ -611,12 +613,12 @@ fn mark(named: Named) -> ResolvedFrame {
     ResolvedFrame { named: named.into(), code: Code::Name }
 }
 
-/// How many frames are left out of a stack.
+/// The number of frames that are left out of a stack.
 fn left_out(frames: &[JoinedFrame]) -> u64 {
     frames.iter().map(|frame| if let JoinedFrame::LeftOut(count) = frame { *count } else { 0 }).sum()
 }
 
-/// Why frames of a stack could not be resolved: each reason once, for what is counted is samples.
+/// Why frames of a stack could not be resolved. A reason appears once, since samples are counted and not frames.
 fn unresolved(frames: &[JoinedFrame]) -> BTreeSet<String> {
     let reason = |frame: &JoinedFrame| match frame {
         JoinedFrame::Unresolved(reason) => Some(reason.to_string()),
@@ -626,7 +628,7 @@ fn unresolved(frames: &[JoinedFrame]) -> BTreeSet<String> {
     frames.iter().filter_map(reason).collect()
 }
 
-/// Where the word at `address` is in a copy of the memory from `start` on.
+/// The range of the word at `address` in a copy of the memory that begins at `start`.
 fn slot_in(copy: &[u8], start: u64, address: u64) -> Option<Range<usize>> {
     let offset = usize::try_from(address.checked_sub(start)?).ok()?;
     let slot = offset..offset.checked_add(8)?;
@@ -648,7 +650,7 @@ fn cframes(sample: &Sample<'_>) -> Vec<CFrame> {
             _ => {}
         }
     }
-    // The walk may have been torn before it came to the innermost one, or have left it out.
+    // The walk may have failed before it reached the innermost C frame, or may have left it out.
     let innermost = sample.header.cframe;
     if innermost != 0 && cframes.iter().all(|cframe| cframe.address != innermost) {
         cframes.push(CFrame::new(innermost, sample.header.vm as usize));
@@ -675,7 +677,7 @@ fn walk_end(inner: u32, outer: u32) -> WalkEnd {
     }
 }
 
-/// The state in Tarantool's terms. Other builds have no LFUNC, FFUNC and CFUNC: the innermost frame tells.
+/// The state in Tarantool's terms. Other builds have no LFUNC, FFUNC and CFUNC: there, the innermost frame decides.
 fn state_of(vm: &Vm, sample: &Sample<'_>) -> VmState {
     let state = VmState::from_raw(vm.layout.states(), sample.header.vmstate);
     if sample.header.flags & SAMPLE_ON_TRACE != 0 && state.is_interpreting() {

@@ -1,4 +1,4 @@
-//! Which request a sample is for: labels, and what became of the look for them.
+//! Which request a sample belongs to: its labels, and how many requests were found.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use lj_trace_requests::{Circumstances, RequestOutcome, Requests, ServedRequest};
 
 use super::naming::Namer;
 
-/// What is known of the request of a sample.
+/// What is known about the request of a sample.
 #[derive(Clone, Debug, Default)]
 pub struct SampleRequest {
-    /// Its labels, if there is a request, and it is known.
+    /// The labels, if there is a request and it is known.
     pub labels: Option<RequestLabels>,
-    /// Whether there may be one that is not known.
+    /// Whether there may be a request that is not known.
     pub is_unknown: bool,
-    /// The frame that the sample is grouped by, if it is.
+    /// The frame to group the sample by, if samples are grouped.
     pub group: Option<Frame>,
 }
 
@@ -37,7 +37,7 @@ impl SampleRequest {
         self.group = Some(Frame::Root { name });
     }
 
-    /// Whether it has all of these labels.
+    /// Whether the sample has all of these labels.
     pub fn has(&self, wanted: &[(RequestKey, String)]) -> bool {
         let has = |(key, value): &(RequestKey, String)| {
             self.labels.as_ref().and_then(|labels| labels.get(*key)).is_some_and(|own| **own == **value)
@@ -46,10 +46,10 @@ impl SampleRequest {
     }
 }
 
-/// What became of the look for the requests of samples.
+/// How many requests of samples were found, and why the others were not.
 #[derive(Clone, Debug, Default)]
 pub struct RequestTally {
-    /// Whether it was looked for them at all.
+    /// Whether lj-trace looked for requests at all.
     pub is_wanted: bool,
     /// Samples with labels.
     pub found: u64,
@@ -57,14 +57,14 @@ pub struct RequestTally {
     pub without: u64,
     /// Samples whose request is not known, by reason.
     pub unknown: BTreeMap<String, u64>,
-    /// Samples with a name that has no room among the others.
+    /// Samples with a name that exceeds the limit of distinct names.
     pub others: u64,
-    /// Why phases are not known, if they are not.
+    /// Why phases are not known; [`None`] if they are.
     pub no_phases: Option<&'static str>,
 }
 
 impl RequestTally {
-    /// Adds that of another process.
+    /// Adds the tally of another process.
     pub fn add(&mut self, other: Self) {
         self.is_wanted |= other.is_wanted;
         self.found += other.found;
@@ -76,7 +76,7 @@ impl RequestTally {
         self.no_phases = self.no_phases.or(other.no_phases);
     }
 
-    /// Why no sample has labels, if none has.
+    /// Why no sample has labels; [`None`] if some samples have.
     pub fn why_none(&self) -> Option<String> {
         if self.found > 0 {
             return None;
@@ -91,18 +91,18 @@ impl RequestTally {
     }
 }
 
-/// Finds the requests of one process.
+/// Finds the requests of the samples of one process.
 pub struct RequestLabeller {
     requests: Requests,
     tally: RequestTally,
-    /// Whether the kernel half does not know the layout yet.
+    /// Whether the kernel half still has to be told the layout.
     is_news: bool,
-    /// Whether requests are left alone.
+    /// Whether request labels are off.
     is_off: bool,
 }
 
 impl RequestLabeller {
-    /// For a process with these VMs, whose functions `namer` knows.
+    /// A labeller for a process with these VMs, whose functions `namer` knows.
     pub fn new(memory: &ProcessMemory, vms: &[Vm], namer: &mut Namer) -> Self {
         let configs: Vec<_> = vms.iter().map(Vm::config).collect();
         let requests = Requests::find(memory, &configs, |name| namer.function(name));
@@ -110,7 +110,7 @@ impl RequestLabeller {
         Self { requests, tally: RequestTally::default(), is_news, is_off: false }
     }
 
-    /// One that leaves requests alone.
+    /// A labeller that finds no requests.
     pub fn off() -> Self {
         Self { requests: Requests::default(), tally: RequestTally::default(), is_news: false, is_off: true }
     }
@@ -123,19 +123,19 @@ impl RequestLabeller {
         }
     }
 
-    /// What the kernel half has to be told, if it was not yet.
+    /// The layout for the kernel half, if it does not know the layout yet.
     pub fn take_layout(&mut self) -> Option<RequestLayout> {
         std::mem::take(&mut self.is_news).then(|| self.requests.layout())
     }
 
-    /// What became of all samples.
+    /// The tally of all samples.
     pub fn tally(&self) -> RequestTally {
         let (is_wanted, others, no_phases) =
             (self.requests.is_wanted(), self.requests.others(), self.requests.no_phases());
         RequestTally { is_wanted, others, no_phases, ..self.tally.clone() }
     }
 
-    /// The request of a sample that hit this VM, while its frames are as the kernel has seen them.
+    /// The request of a sample that hit this VM. Call it while the frames are still as the kernel has seen them.
     pub fn label(&mut self, memory: &ProcessMemory, vm: &Vm, sample: &Sample<'_>) -> SampleRequest {
         let inner = sample.frames.len().min(sample.header.inner_frames as usize);
         let circumstances = Circumstances {
@@ -145,7 +145,7 @@ impl RequestLabeller {
         self.of_marks(memory, &sample.header.request, circumstances, sample.weight())
     }
 
-    /// The request of a coroutine that is at rest, whose stack has Lua functions if it `runs_lua`.
+    /// The request of a suspended coroutine. `runs_lua` says whether its stack has Lua functions.
     pub fn of_coroutine(&mut self, memory: &ProcessMemory, vm: &Vm, thread: u64, runs_lua: bool) -> SampleRequest {
         let mut marks = RequestMarks::default();
         if self.requests.is_wanted() {

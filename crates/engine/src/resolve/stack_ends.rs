@@ -1,4 +1,4 @@
-//! Learns where native stacks end: what unwinding finds at one sample lets the kernel half copy less at the next.
+//! Learns where native stacks end. What unwinding finds in one sample lets the kernel half copy less in the next.
 
 use std::collections::HashMap;
 
@@ -7,31 +7,31 @@ use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
 
 use lj_trace_unwind::{NativeStack, UnwindEnd};
 
-/// Bytes that are not worth the while.
+/// The saving in bytes below which copying less is not worth it.
 const LITTLE: u64 = 512;
 
-/// How often what is known of a page may turn out to be wrong: then nothing is said of it any more.
+/// How often the known end of a page may be wrong before the page is given up.
 const MAX_WRONG: u8 = 3;
 
-/// What is known of a page.
+/// What is known about a page.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     end: Option<StackEnd>,
-    /// How often it was wrong.
+    /// How often the known end was wrong.
     wrong: u8,
 }
 
-/// What was found out.
+/// The stack ends that are known so far.
 #[derive(Debug, Default)]
 pub struct StackEnds {
-    /// By page.
+    /// The known ends, by page.
     known: HashMap<u64, Known>,
-    /// What the kernel half does not know yet.
+    /// The ends that the kernel half does not know yet.
     news: Vec<(u64, Option<StackEnd>)>,
 }
 
 impl StackEnds {
-    /// Takes in what a sample shows.
+    /// Learns from a sample.
     pub fn note(&mut self, header: &SampleHeader, native: &NativeStack) {
         let sp = header.registers[reg::SP];
         if header.flags & SAMPLE_STACK_END_KNOWN != 0 {
@@ -57,13 +57,13 @@ impl StackEnds {
         }
     }
 
-    /// What was found out since the last time it was asked.
+    /// The stack ends that were found since the last call.
     pub fn take(&mut self) -> Vec<(u64, Option<StackEnd>)> {
         std::mem::take(&mut self.news)
     }
 }
 
-/// The end of the stack of a sample, if that is certain, and if much less is needed of it than was copied.
+/// The end of the stack of a sample, if it is certain and if the sample needs much less of the stack than was copied.
 fn end_of(header: &SampleHeader, native: &NativeStack) -> Option<StackEnd> {
     let sp = header.registers[reg::SP];
     let copied = sp..sp.saturating_add(header.stack_size.into());

@@ -12,16 +12,16 @@ pub struct ThreadNames {
     names: HashMap<u32, Option<Arc<str>>>,
 }
 
-/// Threads that are remembered: more than most processes have at a time.
+/// The most threads to remember: more than most processes have at a time.
 const MAX_KNOWN: usize = 1 << 14;
 
 impl ThreadNames {
-    /// Those of `process`.
+    /// The names of the threads of `process`.
     pub fn new(process: &Process) -> Self {
         Self { pid: process.pid(), names: HashMap::new() }
     }
 
-    /// The name of a thread; `None` if it has gone, or is known by another id here.
+    /// The name of a thread; `None` if the thread has exited, or has another id in this namespace.
     pub fn name(&mut self, tid: u32) -> Option<Arc<str>> {
         if let Some(known) = self.names.get(&tid) {
             return known.clone();

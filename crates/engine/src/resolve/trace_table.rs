@@ -10,16 +10,16 @@ use lj_trace_luajit::trace::KnownTrace;
 use lj_trace_streams::TraceSymbol;
 use lj_trace_text::chunk_name;
 
-/// A trace, as far as outputs show it.
+/// A trace, with what outputs show of it.
 #[derive(Clone, Debug)]
 pub struct SampledTrace {
     trace: Arc<KnownTrace>,
-    /// The function that it starts in, and the line.
+    /// The function and the line at which it starts.
     start: Option<(Arc<Prototype>, u32)>,
 }
 
 impl SampledTrace {
-    /// Of a trace that was read.
+    /// A trace that was read.
     pub fn new(trace: Arc<KnownTrace>) -> Self {
         let start = trace.start().map(|(prototype, line)| (prototype.clone(), line));
         Self { trace, start }
@@ -35,7 +35,7 @@ impl SampledTrace {
         self.start.as_ref().map(|(prototype, _)| &**prototype)
     }
 
-    /// Its entry in a stream's symbol table.
+    /// The entry of the trace in a stream's symbol table.
     pub fn symbol(&self) -> Option<TraceSymbol> {
         let (prototype, line) = self.start.as_ref()?;
         Some(TraceSymbol {
@@ -54,7 +54,7 @@ impl SampledTrace {
     /// The columns of [`describe`](Self::describe).
     pub const COLUMNS: &str = "trace  side of  goes on to   bytes  exits  starts at";
 
-    /// What it is and where it goes on, in columns.
+    /// The trace and its link, in columns.
     pub fn describe(&self) -> String {
         let trace = &self.trace.body.trace;
         let start = self.start.as_ref().map_or_else(
@@ -75,31 +75,31 @@ impl SampledTrace {
     }
 }
 
-/// Number, address of the machine code, and of the bytecode at which it starts: together they tell traces apart.
+/// The number, the address of the machine code, and the address of the first bytecode. Together they identify a trace.
 type TraceKey = (u16, u64, u64);
 
-/// The samples, or the bytes, of each trace.
+/// Samples or bytes per trace.
 ///
-/// It keeps no trace, only what it shows of each: a program may compile traces as long as it runs. Of so many that there is no
-/// room for, the lightest are counted together.
+/// The table keeps only the text of each trace: a program may compile traces as long as it runs. If there is no room left,
+/// the table adds up the lightest traces into one row.
 #[derive(Clone, Debug, Default)]
 pub struct TraceTable {
     rows: HashMap<(usize, TraceKey), (String, u64)>,
-    /// Those of traces that were gone before they were read.
+    /// The samples or bytes of traces that were gone before lj-trace could read them.
     gone: u64,
-    /// Those of traces that there was no room for, and how often one had to go.
+    /// The samples or bytes of traces without room, and the number of rows that were dropped.
     light: u64,
     light_rows: usize,
 }
 
-/// Traces that are listed.
+/// The number of traces to list.
 const TOP: usize = 30;
 
-/// Traces that are kept: more than LuaJIT has at a time, unless it is told to (`maxtrace`).
+/// The most traces to keep: more than LuaJIT has at a time, unless `maxtrace` is raised.
 const MAX_ROWS: usize = 1 << 12;
 
 impl TraceTable {
-    /// Counts samples or bytes.
+    /// Adds samples or bytes to a trace.
     pub fn add(&mut self, vm: usize, trace: &SampledTrace, weight: u64) {
         self.add_row((vm, trace.key()), weight, || trace.describe());
     }
@@ -111,7 +111,7 @@ impl TraceTable {
         }
     }
 
-    /// Counts the lighter half of the traces together.
+    /// Drops the lighter half of the rows and adds up their weight.
     fn fold(&mut self) {
         let mut rows: Vec<_> = self.rows.drain().collect();
         rows.sort_by_key(|(key, (_, weight))| (Reverse(*weight), *key));
@@ -122,7 +122,7 @@ impl TraceTable {
         self.rows.extend(rows);
     }
 
-    /// Counts those of a trace that is gone.
+    /// Adds the samples or bytes of a trace that is gone.
     pub fn add_gone(&mut self, weight: u64) {
         self.gone += weight;
     }
@@ -137,7 +137,8 @@ impl TraceTable {
         }
     }
 
-    /// The table, the heaviest trace first. `unit` is what is counted, `total` that of the whole recording.
+    /// The table as text, the heaviest trace first. `unit` names what is counted, `total` is the total of the whole
+    /// recording.
     pub fn text(&self, unit: &str, total: u64) -> String {
         let mut rows: Vec<_> = self.rows.iter().collect();
         rows.sort_by_key(|(key, (_, count))| (Reverse(*count), key.1, key.0));

@@ -1,6 +1,6 @@
 //! The slots of VMs in the tables of a recording. When a VM is closed, a later one takes its slot.
 
-/// The places, by the indices that the probes know them by.
+/// The slots of VMs, by the indices that the probes use.
 #[derive(Clone, Debug, Default)]
 pub struct VmPlaces {
     places: Vec<VmPlace>,
@@ -10,11 +10,11 @@ pub struct VmPlaces {
 
 #[derive(Clone, Copy, Debug)]
 struct VmPlace {
-    /// Which VM it is of all that there have been, from 0 on: no two have the same.
+    /// The number of the VM among all VMs so far, from 0 on. Each VM has a number of its own.
     number: usize,
-    /// When a sample was in it last, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When the VM was last sampled, in nanoseconds of `CLOCK_MONOTONIC`.
     seen: u64,
-    /// How often in a row it was not there.
+    /// How many checks in a row have missed the VM.
     missed: u32,
     state: PlaceState,
 }
@@ -23,23 +23,23 @@ struct VmPlace {
 enum PlaceState {
     /// The probes know the VM.
     Known,
-    /// They do not any more, but samples of it may still come.
+    /// The probes do not know the VM any more, but samples of it may still come.
     Leaving,
-    /// Nothing comes of it any more.
+    /// No sample of the VM can come any more.
     Free,
 }
 
-/// How often in a row a VM must be found gone: once may be a bad moment.
+/// How many checks in a row must miss a VM: a single check may come at a bad moment.
 const MISSES: u32 = 2;
 
 impl VmPlaces {
-    /// One more VM, in a place of its own.
+    /// Adds a VM, in a new slot.
     pub fn add(&mut self) {
         let place = self.new_place();
         self.places.push(place);
     }
 
-    /// One more VM, in a place that is free.
+    /// Adds a VM, in a free slot.
     pub fn take(&mut self, index: usize) {
         let place = self.new_place();
         if let Some(free) = self.places.get_mut(index) {
@@ -53,7 +53,7 @@ impl VmPlaces {
         VmPlace { number, seen: 0, missed: 0, state: PlaceState::Known }
     }
 
-    /// Which VM has a place.
+    /// The number of the VM in a slot.
     pub fn number(&self, index: usize) -> Option<usize> {
         self.places.get(index).map(|place| place.number)
     }
@@ -63,19 +63,19 @@ impl VmPlaces {
         self.numbers
     }
 
-    /// Whether the VM of a place is still recorded.
+    /// Whether the VM in a slot is still recorded.
     pub fn is_known(&self, index: usize) -> bool {
         self.places.get(index).is_some_and(|place| place.state == PlaceState::Known)
     }
 
-    /// A sample was in a VM.
+    /// Notes a sample of a VM.
     pub fn see(&mut self, index: usize, time: u64) {
         if let Some(place) = self.places.get_mut(index) {
             place.seen = time;
         }
     }
 
-    /// Somebody has looked whether a VM is there. True if it is to leave.
+    /// Notes whether a check has found the VM. Returns true if the VM has to leave.
     pub fn look(&mut self, index: usize, is_there: bool) -> bool {
         let Some(place) = self.places.get_mut(index).filter(|place| place.state == PlaceState::Known) else {
             return false;
@@ -84,14 +84,14 @@ impl VmPlaces {
         place.missed >= MISSES
     }
 
-    /// The VM of a place is not recorded any more.
+    /// Marks the VM in a slot as leaving: it is not recorded any more.
     pub fn leave(&mut self, index: usize) {
         if let Some(place) = self.places.get_mut(index) {
             place.state = PlaceState::Leaving;
         }
     }
 
-    /// Everything that was recorded so far was worked off: gives the places that have become free.
+    /// Frees the slots of leaving VMs, once everything that was recorded so far is processed. Returns these slots.
     pub fn free(&mut self) -> Vec<usize> {
         let leaving = (0..).zip(&mut self.places).filter(|(_, place)| place.state == PlaceState::Leaving);
         leaving
@@ -102,23 +102,23 @@ impl VmPlaces {
             .collect()
     }
 
-    /// Whether a place is free.
+    /// Whether a slot is free.
     pub fn is_free(&self, index: usize) -> bool {
         self.places.get(index).is_some_and(|place| place.state == PlaceState::Free)
     }
 
-    /// A place that is free.
+    /// The first free slot.
     pub fn a_free_one(&self) -> Option<usize> {
         self.places.iter().position(|place| place.state == PlaceState::Free)
     }
 
-    /// The place whose VM was not seen for the longest time, of those that `may` be given away.
+    /// Of the slots that `may` be given away, the one whose VM was not sampled for the longest time.
     pub fn the_quietest(&self, may: impl Fn(usize) -> bool) -> Option<usize> {
         let known = (0..).zip(&self.places).filter(|(index, place)| place.state == PlaceState::Known && may(*index));
         known.min_by_key(|(_, place)| place.seen).map(|(index, _)| index)
     }
 
-    /// Whether some VM is about to leave.
+    /// Whether a VM is leaving.
     pub fn is_one_leaving(&self) -> bool {
         self.places.iter().any(|place| place.state == PlaceState::Leaving)
     }

@@ -1,4 +1,4 @@
-//! Marks what a VM does for itself, as a frame in the stacks of both streams and reports.
+//! Marks the VM's own work by a frame, in the stacks of both streams and reports.
 //!
 //! LuaJIT's sources: [`lj_gc_step`].
 //!
@@ -12,16 +12,16 @@ use lj_trace_streams::VmState;
 
 use super::pipeline::{Code, ResolvedFrame};
 
-/// Adds what a state means as a frame of its own, to frames that are innermost first: `[GC]` below the collector's own
-/// frames, `[JIT compiler]` above the Lua code that is compiled, `TRACE` innermost in compiled code that does not say which
-/// trace it is. `text` is the VM's machine code.
+/// Adds a frame for the VM's state to `frames`, which are innermost first: `[GC]` below the frames of the garbage collector
+/// itself, `[JIT compiler]` above the Lua code that is compiled, or `TRACE` innermost in compiled code whose trace is not
+/// known. `text` is the VM's own machine code.
 pub fn mark(state: VmState, text: &Range<u64>, frames: &mut Vec<ResolvedFrame>) {
     match state {
         VmState::Trace if !frames.iter().any(|frame| frame.named.kind() == FrameKind::Jit) => {
             frames.insert(0, named(Named::Trace { number: None, start: None }));
         }
         VmState::Gc => frames.insert(collector(text, frames), named(Named::Vm(VmState::Gc))),
-        // All three states of the JIT compiler read the same, so they are one frame.
+        // All three states of the JIT compiler share one name, so they become one frame.
         state if state.is_jit_compiler() => frames.insert(above_lua(frames), named(Named::Vm(VmState::Record))),
         _ => {}
     }
@@ -31,16 +31,16 @@ fn named(named: Named) -> ResolvedFrame {
     ResolvedFrame { named: named.into(), code: Code::Name }
 }
 
-/// How many frames are above the innermost Lua function; all but the outermost if there is none.
+/// The number of frames above the innermost Lua function; all frames but the outermost one if there is no Lua function.
 fn above_lua(frames: &[ResolvedFrame]) -> usize {
     let is_lua = |frame: &ResolvedFrame| matches!(*frame.named, Named::Lua { .. } | Named::FastFunction { .. });
     frames.iter().position(is_lua).unwrap_or(frames.len().saturating_sub(1))
 }
 
-/// How many of the innermost frames are the collector's own.
+/// How many of the innermost frames belong to the garbage collector.
 ///
-/// Where functions have names, the outermost one with a name of the collector's tells. In a stripped VM the functions
-/// that it exports have names, which are none of the collector's, and what has none may be.
+/// If functions have names, the outermost frame with a collector function's name decides. In a stripped VM only exported
+/// functions have names, and none of these belong to the collector; a frame without a name may belong to it.
 fn collector(text: &Range<u64>, frames: &[ResolvedFrame]) -> usize {
     let above_lua = above_lua(frames);
     let candidates = &frames[..above_lua];
@@ -52,7 +52,7 @@ fn collector(text: &Range<u64>, frames: &[ResolvedFrame]) -> usize {
         return outermost + 1;
     }
     let is_in_vm = |frame: &&ResolvedFrame| matches!(frame.code, Code::Native { pc, .. } if text.contains(&pc));
-    // What the collector calls (`free`, `munmap`) is elsewhere.
+    // Functions that the collector calls (`free`, `munmap`) lie elsewhere.
     let outside = candidates.iter().take_while(|frame| !is_in_vm(frame)).count();
     let nameless = candidates[outside..]
         .iter()
@@ -61,7 +61,7 @@ fn collector(text: &Range<u64>, frames: &[ResolvedFrame]) -> usize {
     if nameless > 0 { outside + nameless } else { above_lua }
 }
 
-/// Whether a function of this name works for the collector alone (`lj_gc.c`).
+/// Whether only the collector uses a function of this name (`lj_gc.c`).
 fn is_of_collector(symbol: &str) -> bool {
     ["lj_gc_", "gc_", "lua_gc"].iter().any(|prefix| symbol.starts_with(prefix))
 }
@@ -101,7 +101,7 @@ mod tests {
         let stack = [&[main.clone(), lua(1), concat.clone()], &nameless[..]].concat();
         let shown = marked(VmState::Gc, &stack);
         assert_eq!(shown[2..5], ["lua_concat", "[GC]", "luajit+0x3000"]);
-        // Nobody knows.
+        // The frames do not show whether this is the collector.
         assert_eq!(marked(VmState::Gc, &[main.clone(), lua(1), concat.clone()])[1..3], ["@a.lua:1", "[GC]"]);
         assert_eq!(marked(VmState::Gc, &[main.clone(), lua(1)]), ["main", "@a.lua:1", "[GC]"]);
         assert_eq!(marked(VmState::Gc, &[main, c("lua_gc", 0x2000)]), ["main", "[GC]", "lua_gc"]);

@@ -1,15 +1,15 @@
-//! Why a thread is off the CPU: by the state in which it left it, and the kernel's stack.
+//! Why a thread is off the CPU, judged by its state when it left the CPU and by the kernel's stack.
 //!
-//! The kernel's functions are no interface, so the table is of those that have kept their names for long, and what is in none of
-//! its rows is said by the function's own name.
+//! Kernel functions are not a stable interface. The table has functions that have kept their names for long. A stack
+//! without any of them shows the name of its own function.
 
 use std::sync::Arc;
 
 use lj_trace_common::off_cpu::{TASK_STOPPED, WAS_PREEMPTED};
 use lj_trace_profile::Frame;
 
-/// Functions by the beginnings of their names, and what who is in one of them waits for. The innermost function that is here
-/// decides; of the rows that fit it, the first one.
+/// The prefixes of function names, by the cause of the wait. The innermost function that is in the table decides. If
+/// several rows match, the first one counts.
 const CAUSES: [(&str, &[&str]); 24] = [
     ("epoll", &["ep_poll", "do_epoll_wait", "do_epoll_pwait"]),
     ("poll", &["do_poll", "do_sys_poll", "do_select", "core_sys_select"]),
@@ -110,14 +110,14 @@ const CAUSES: [(&str, &[&str]); 24] = [
     ("seccomp", &["seccomp_do_user_notification"]),
 ];
 
-/// What shows that a page was not there.
+/// Functions that show a page fault.
 const PAGE_FAULT: [&str; 4] = ["handle_mm_fault", "exc_page_fault", "do_user_addr_fault", "do_page_fault"];
 
-/// In place of a name that is not known.
+/// Replaces the name of a function that is not known.
 const HIDDEN: &str = "kernel";
 
-/// The frame that says why a thread is off the CPU that left it in this state, with these functions of the kernel, innermost
-/// first.
+/// The frame with the reason why a thread is off the CPU. `state` is the thread's state when it left the CPU; `functions`
+/// are the kernel's functions, innermost first.
 pub fn frame(state: u32, functions: &[Arc<str>]) -> Frame {
     let is_in = |names: &[&str]| functions.iter().any(|function| names.contains(&&**function));
     let is_page_fault = is_in(&PAGE_FAULT);
@@ -125,7 +125,7 @@ pub fn frame(state: u32, functions: &[Arc<str>]) -> Frame {
         return Frame::wait(None, ": preempted");
     }
     if state == 0 {
-        // It was ready to run, and somebody else came first.
+        // The thread was ready to run, but another thread got the CPU.
         let detail = if is_in(&["__x64_sys_sched_yield", "do_sched_yield"]) { ": yielded" } else { ": preempted" };
         return Frame::wait(None, detail);
     }

@@ -1,5 +1,5 @@
-//! Children that are started while a recording runs: nginx makes new workers when it reloads its configuration, and
-//! some servers fork whenever they need to.
+//! Children that a process starts while it is recorded: nginx makes new workers when it reloads its configuration, and some
+//! servers fork whenever they need to.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use crate::error::EngineError;
 use crate::options::Options;
 use crate::target::RecordTarget;
 
-/// How often it is looked for children. One that is met twice stays: it has not just been forked to become another
-/// program.
+/// The interval between two looks for children. A child is recorded once two looks have found it: then it was not forked
+/// only to execute another program.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// How often it is looked whether those that are recorded are still there.
+/// The interval between two checks that recorded processes are still alive.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// One without a VM may have one later: how soon it is looked at again, twice as long after each time.
+/// The wait until a child without a VM is looked at again, since it may get a VM later. The wait doubles each time.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
@@ -42,7 +42,7 @@ struct Found {
 }
 
 impl NewChildren {
-    /// Begins to look for children of the processes `roots` beside those that are `known`.
+    /// Begins to look for children of the processes `roots`, except those that are `known`.
     ///
     /// # Errors
     /// The system has no more threads.
@@ -66,7 +66,7 @@ impl NewChildren {
         Ok(Self { found, is_wanted })
     }
 
-    /// Those that were found since.
+    /// The children that were found since the last call, as targets.
     pub fn take(&self, options: &Options) -> impl Iterator<Item = RecordTarget> {
         let found = self.found.try_iter();
         found.map(|Found { process, maps, found }| RecordTarget::of_several(options, process, maps, found))
@@ -81,16 +81,16 @@ impl Drop for NewChildren {
 
 struct Watch {
     roots: Vec<u32>,
-    /// Those that are recorded. Their children count, too, even if the parent is gone.
+    /// The recorded processes. Their children count as well, even after the parent is gone.
     recorded: Vec<Process>,
-    /// The others: when to look next, and how long to wait then.
+    /// The processes without a VM: when to look at them next, and how long to wait after that.
     seen: HashMap<u32, (Instant, Duration)>,
     family: Family,
-    /// When it was looked whether those that are recorded are still there.
+    /// When recorded processes were last checked to be alive.
     looked_at: Option<Instant>,
 }
 
-/// Those that the processes have started, as of the last time that it was found out.
+/// The descendants of the processes, as of the last look.
 #[derive(Default)]
 struct Family {
     members: Vec<u32>,
@@ -98,10 +98,10 @@ struct Family {
 }
 
 impl Family {
-    /// Finds out who there is.
+    /// Updates the list of descendants.
     fn look(&mut self, roots: &[u32]) {
         for process in self.started.look() {
-            // Whoever starts others was there before them.
+            // A parent starts before its children, so it is already among the members.
             let is_family = roots.contains(&process.parent) || self.members.contains(&process.parent);
             if is_family && !self.members.contains(&process.pid) {
                 self.members.push(process.pid);
@@ -126,7 +126,8 @@ impl Watch {
         let family = self.family.members.clone();
         if self.looked_at.is_none_or(|last| now.duration_since(last) >= ALIVE_INTERVAL) {
             self.looked_at = Some(now);
-            // Process ids are used again. One that executes another program is not recorded again: its files are there.
+            // The system reuses process ids. A process that executes another program is not recorded again, because its
+            // files exist already.
             self.recorded.retain(Process::is_alive);
         }
         self.seen.retain(|pid, _| family.contains(pid));
@@ -149,7 +150,7 @@ impl Watch {
         found
     }
 
-    /// Whether it is time to look at a process.
+    /// Whether it is time to look at this process.
     fn is_due(&mut self, pid: u32, now: Instant) -> bool {
         match self.seen.get_mut(&pid) {
             None => {
@@ -166,7 +167,7 @@ impl Watch {
     }
 }
 
-/// The VMs of a process; [`None`] if it has none, or cannot be looked at.
+/// The VMs of a process; [`None`] if it has none, or lj-trace cannot read it.
 fn find(pid: u32) -> Option<Found> {
     let process = Process::open(pid).ok()?;
     let maps = process.maps().ok()?;

@@ -1,34 +1,35 @@
-//! Which of many processes have exited, by one question to the kernel, whose answer takes as long as the exits that there are.
+//! Finds out which of many processes have exited, with a single system call. Its cost grows with the number of exits, not
+//! of processes.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 
-/// The exits of processes.
+/// Waits for the exits of processes.
 pub struct Exits {
     epoll: Option<OwnedFd>,
 }
 
 impl Exits {
-    /// None are watched yet. Where the system has no descriptor to spare, none are at all.
+    /// Watches no process yet. If the system has no descriptor to spare, it never watches any.
     pub fn new() -> Self {
         Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC).ok() }
     }
 
-    /// Watches the exit of this process, until its event is closed. Whether that is possible.
+    /// Watches the exit of this process until its `event` is closed. Returns whether the system can watch it.
     pub fn watch(&self, pid: u32, event: &OwnedFd) -> bool {
         let data = epoll::EventData::new_u64(pid.into());
         self.epoll.as_ref().is_some_and(|own| epoll::add(own, event, data, epoll::EventFlags::IN).is_ok())
     }
 
-    /// Processes that have exited, and whose events are open still; the others at the next call if there are many.
+    /// Processes that have exited and whose events are still open. If there are many, the next calls return the rest.
     pub fn happened(&self) -> Vec<u32> {
         const AT_ONCE: usize = 64;
         let at_once = Timespec::try_from(Duration::ZERO).ok();
         let mut events = Vec::with_capacity(AT_ONCE);
         let Some(own) = &self.epoll else { return Vec::new() };
-        // Interrupted by a signal: the next one tells.
+        // A signal interrupted the call: the next call returns the exits.
         if epoll::wait(own, rustix::buffer::spare_capacity(&mut events), at_once.as_ref()).is_err() {
             return Vec::new();
         }
@@ -74,7 +75,7 @@ mod tests {
             }
             assert!(Instant::now() < until);
         }
-        // Nobody asks for them any more.
+        // A closed event is no longer watched.
         events.clear();
         assert!(exits.happened().is_empty());
         for mut child in children {

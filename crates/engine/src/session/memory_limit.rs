@@ -1,28 +1,28 @@
-//! The memory that lj-trace may use as a service or in a container: before the kernel ends it for using more, it ends by
-//! itself, with complete files.
+//! The memory that lj-trace may use as a service or in a container. lj-trace ends by itself, with complete files, before
+//! the kernel kills it for using more.
 
 use std::path::{Path, PathBuf};
 
 use lj_trace_process::proc_file;
 
-/// What has to be left for writing the files, at least.
+/// The least memory to leave for writing the files, in bytes.
 const RESERVE: u64 = 8 << 20;
 
-/// The tightest limit that holds for this process.
+/// The tightest memory limit that applies to this process.
 #[derive(Clone, Debug)]
 pub struct MemoryLimit {
-    /// The control group that has it.
+    /// The control group that sets the limit.
     group: PathBuf,
     limit: u64,
     files: &'static Files,
 }
 
-/// What a version of control groups calls its files, and the fields of its statistics.
+/// The names of files and of statistics fields in one version of control groups.
 #[derive(Debug)]
 struct Files {
     limit: &'static str,
     current: &'static str,
-    /// Pages of files: the kernel takes them back when it wants to, unless they have yet to be written.
+    /// Page cache of files. The kernel can reclaim it at any time, except for pages that are not written yet.
     cached: [&'static str; 2],
     unwritten: [&'static str; 2],
 }
@@ -41,11 +41,11 @@ const VERSION_2: Files = Files {
     unwritten: ["file_dirty", "file_writeback"],
 };
 
-/// Version 1 shows this many bytes or more where there is no limit.
+/// Version 1 shows this many bytes or more if there is no limit.
 const NO_LIMIT: u64 = 1 << 60;
 
 impl MemoryLimit {
-    /// The limit of this process's control group or of one above; [`None`] if there is none.
+    /// The limit of this process's control group or of a parent group; [`None`] if there is none.
     pub fn of_this_process() -> Option<Self> {
         let groups = proc_file::read_text("/proc/self/cgroup").ok()?;
         let of = |line: &str| {
@@ -70,7 +70,8 @@ impl MemoryLimit {
         limited.min_by_key(|limited| limited.limit)
     }
 
-    /// Whether so little is left that recording must end. It is going to need `growth` bytes at once.
+    /// Whether so little memory is left that the recording must end. `growth` is the number of bytes that its tables need
+    /// with the next step.
     pub fn is_near(&self, growth: u64) -> bool {
         let stat = proc_file::read_text(self.group.join("memory.stat")).unwrap_or_default();
         let sum = |names: &[&str; 2]| names.iter().filter_map(|name| field(&stat, name)).sum::<u64>();
@@ -85,12 +86,12 @@ impl MemoryLimit {
     }
 }
 
-/// A file's number; [`None`] for `max`.
+/// The number in a file; [`None`] for `max`.
 fn number(path: &Path) -> Option<u64> {
     proc_file::read_text(path).ok()?.trim().parse().ok()
 }
 
-/// The value of a line `name value`.
+/// The value in a line of the form `name value`.
 fn field(stat: &str, name: &str) -> Option<u64> {
     stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
@@ -115,7 +116,7 @@ mod tests {
         assert_eq!((limit.bytes(), limit.group.as_path()), (128 << 20, root.path().join("a").as_path()));
         let parent = root.path().join("a");
         write(&parent, "memory.stat", "anon 1\nfile 1\nactive_file 62914560\ninactive_file 0\nfile_dirty 0\n");
-        // 120 of 128 MiB, 60 of them files.
+        // The group uses 120 of 128 MiB, and 60 of these are page cache.
         write(&parent, "memory.current", "125829120\n");
         assert!(!limit.is_near(0) && limit.is_near(60 << 20));
         write(&parent, "memory.stat", "active_file 1048576\ninactive_file 0\n");

@@ -1,4 +1,4 @@
-//! A session: the processes that are being recorded at once, and those that were.
+//! A session: the processes that are recorded at once, and those whose recordings are over.
 
 mod children;
 mod exits;
@@ -39,48 +39,48 @@ use crate::target::RecordTarget;
 use exits::Exits;
 use watch::Watch;
 
-/// Everything that one run records.
+/// Everything that one run of lj-trace records.
 pub struct Session<'a> {
     options: &'a Options,
     running: Vec<Running>,
     finished: Vec<Finished>,
-    /// Those of a whole host that are over.
+    /// Sums over finished recordings, if a whole host is recorded.
     over: Totals,
-    /// The reports of CPU time that hold all children; [`None`] if one process is recorded.
+    /// The reports of CPU time that cover all processes; [`None`] if one process is recorded.
     common: Option<CpuReports>,
-    /// When streams were last written out.
+    /// When buffered data of the streams was last written.
     flushed: Option<Instant>,
-    /// When it is over, if that is known.
+    /// When the session ends; [`None`] without a limit.
     deadline: Option<Instant>,
     exits: Exits,
-    /// Of a whole host: its processes come and go, and there may be none for some time.
+    /// The loaded programs, if a whole host is recorded: its processes come and go, and for some time there may be none.
     kept: Option<KeptPrograms>,
-    /// When the files that are being written begin, if each piece of the recording has its own.
+    /// The start time of the current files, formatted for file names, if each piece of the recording has files of its own.
     piece: Option<String>,
 }
 
-/// How old what is not in the files yet may be: a run that is killed loses no more.
+/// The longest time that data stays unwritten. A run that is killed loses no more than that.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A process of a host that has no samples is looked after as often as that.
+/// On a host, a process without samples is drained at this interval.
 const REST_ON_HOST: Duration = Duration::from_millis(200);
 
-/// A process that is being recorded.
+/// A process under recording.
 struct Running {
     target: RecordTarget,
     recording: Recording,
     began: Instant,
     watch: Watch,
-    /// Becomes readable when it exits, if the kernel tells that.
+    /// Becomes readable when the process exits, if the kernel supports that.
     exit: Option<OwnedFd>,
-    /// When it was looked whether it runs the same program.
+    /// When lj-trace last checked that the process runs the same program.
     program_looked_at: Instant,
-    /// Why it cannot go on, if others do.
+    /// Why this recording cannot go on, if the others do.
     failed: Option<EngineError>,
 }
 
 impl Running {
-    /// Whether another program that the process executes is recorded, too: there was no VM so far.
+    /// Whether the recording continues in another program that the process executes: it does as long as no VM was seen.
     fn is_followed(&self) -> bool {
         self.target.vms.is_empty() && self.recording.vms_so_far() == 0
     }
@@ -92,7 +92,7 @@ impl Running {
     }
 }
 
-/// A recording that is over.
+/// A finished recording.
 struct Finished {
     name: String,
     stop: Stop,
@@ -100,10 +100,10 @@ struct Finished {
 }
 
 impl<'a> Session<'a> {
-    /// Begins to record `targets`; `started` is when lj-trace began to look for them.
+    /// Begins to record `targets`. `started` is when lj-trace began to look for them.
     ///
     /// # Errors
-    /// One of them cannot be recorded, or an output not be written.
+    /// A target cannot be recorded, or an output cannot be written.
     pub fn start(
         options: &'a Options,
         targets: Vec<RecordTarget>,
@@ -121,7 +121,7 @@ impl<'a> Session<'a> {
             let new = session.prepare(target, processes)?;
             session.running.push(new);
         }
-        // All at once, however long the last of them took to attach to.
+        // Start all recordings at once, no matter how long it took to attach to the last target.
         let deadline = options.duration.and_then(|duration| Instant::now().checked_add(duration));
         session.running.iter_mut().try_for_each(|new| new.begin(deadline))?;
         session.deadline = deadline;
@@ -149,7 +149,7 @@ impl<'a> Session<'a> {
         Ok(Running { target, recording, began: now, watch, exit, program_looked_at: now, failed: None })
     }
 
-    /// Records one more process. If that is not possible it is said, and the others go on.
+    /// Adds a process to the session. If it cannot be recorded, lj-trace warns of that, and the others go on.
     pub fn add(&mut self, target: RecordTarget, observer: &dyn Observer) {
         let pid = target.options.pid;
         if let Err(error) = self.try_add(target, observer) {
@@ -158,10 +158,10 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Records one more process.
+    /// Adds a process to the session.
     ///
     /// # Errors
-    /// It cannot be recorded. The others go on.
+    /// The process cannot be recorded. The others go on.
     pub fn try_add(&mut self, target: RecordTarget, observer: &dyn Observer) -> Result<(), EngineError> {
         let started = Instant::now();
         let mut new = self.prepare(target, self.running.len() + 1)?;
@@ -171,27 +171,27 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// What is recorded, and how.
+    /// The options of the session.
     pub fn options(&self) -> &'a Options {
         self.options
     }
 
-    /// When the time is over, if it is limited.
+    /// When the session ends, if its duration is limited.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Whether any process is still recorded.
+    /// Whether any process is still being recorded.
     pub fn is_running(&self) -> bool {
         !self.running.is_empty()
     }
 
-    /// What is being recorded.
+    /// The recordings under way.
     pub fn recordings(&self) -> impl Iterator<Item = &Recording> + Clone {
         self.running.iter().map(|own| &own.recording)
     }
 
-    /// What was recorded so far of a whole host, whether it is over or goes on.
+    /// The sums over all recordings of a whole host, finished or under way.
     pub fn totals(&self) -> Totals {
         let mut totals = self.over.clone();
         for own in &self.running {
@@ -210,12 +210,12 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// How many bytes the tables of all are going to need at once.
+    /// The number of bytes by which the tables of all recordings grow with the next step.
     pub fn next_growth(&self) -> u64 {
         self.recordings().map(Recording::next_growth).sum()
     }
 
-    /// How long after one [`Self::drain`] the next one should be.
+    /// How long to wait between two calls of [`Self::drain`].
     pub fn interval(&self) -> Duration {
         let now = Instant::now();
         let of_none = match self.options.scope {
@@ -225,10 +225,10 @@ impl<'a> Session<'a> {
         self.recordings().map(|recording| recording.interval(now)).min().unwrap_or(of_none)
     }
 
-    /// Takes what is ready of each.
+    /// Takes the data that is ready from each recording.
     ///
     /// # Errors
-    /// An output cannot take it.
+    /// An output cannot be written.
     pub fn drain(&mut self) -> Result<(), EngineError> {
         let (budget, mut left) = (Budget::new(budget::LOOK), self.running.len());
         let of_few = match self.options.scope {
@@ -256,7 +256,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Has samples that processes share a buffer for wait for whom they are of: once for each buffer.
+    /// Sorts the samples in shared buffers by process, once for each buffer.
     fn hand_out_samples(&self) {
         let mut last: Option<&SampleBuffer> = None;
         for buffer in self.recordings().filter_map(Recording::sample_buffer) {
@@ -267,10 +267,10 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Ends all files, and begins the next ones. False if that is too early: they would have the same names.
+    /// Ends all files and begins the next ones. Returns false if it is too early: the new files would have the same names.
     ///
     /// # Errors
-    /// A file cannot be written. What was not ended is with [`Self::finish`].
+    /// A file cannot be written. Files that were not ended are ended by [`Self::finish`].
     pub fn rotate(&mut self) -> Result<bool, EngineError> {
         let piece = now_in_names();
         if self.piece.as_ref() == Some(&piece) {
@@ -279,7 +279,7 @@ impl<'a> Session<'a> {
         let mut written = Vec::new();
         self.all(|recording, _| recording.rotate(&piece).map(|files| written.extend(files)))?;
         if let Some(common) = &mut self.common {
-            // Which process has lost samples is in the streams.
+            // The streams say which process has lost samples.
             common.prepare(&piece)?;
             written.extend(common.end_interval(&[])?);
         }
@@ -288,20 +288,20 @@ impl<'a> Session<'a> {
         Ok(true)
     }
 
-    /// Says which files are complete, while others are still being written: a long recording has many.
+    /// Reports which files are complete while others are still being written. A long recording has many files.
     fn say_written(&self, files: &[PathBuf]) {
         if !self.options.quiet {
             files.iter().for_each(|file| say(Priority::Info, &format!("wrote {}", file.display())));
         }
     }
 
-    /// Says what has happened to the processes that are recorded.
+    /// Reports what has happened to the recorded processes.
     pub fn look_after_targets(&mut self) {
         let now = Instant::now();
         self.running.iter_mut().for_each(|own| own.watch.look(now));
     }
 
-    /// Goes on with the programs that processes have executed in which no VM was seen before.
+    /// Continues recordings in the programs that their processes have executed, if no VM was seen before.
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -310,7 +310,7 @@ impl<'a> Session<'a> {
             if !own.is_followed() || !own.target.process.has_become_another_program() {
                 continue;
             }
-            // If it has gone since, that is noticed elsewhere.
+            // If the process has exited since, other code notices that.
             let Ok(process) = Process::open(own.target.process.pid()) else { continue };
             own.recording.follow(&process)?;
             own.target.process = process;
@@ -319,13 +319,13 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Whether a process that was recorded runs another program now.
+    /// Whether a recorded process now runs another program, and its recording does not continue there.
     pub fn is_replaced(&self) -> bool {
-        // What is followed may have executed another program since that was looked for.
+        // A followed process may have executed yet another program after the last look.
         self.running.iter().any(|own| !own.is_followed() && own.target.process.has_become_another_program())
     }
 
-    /// Writes what there is so far.
+    /// Writes the outputs so far.
     ///
     /// # Errors
     /// An output cannot be written.
@@ -347,8 +347,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Has fewer samples taken of all processes, each of which counts for more. The rate from then on; [`None`] if fewer than
-    /// `least` a second would be left.
+    /// Lowers the sampling rate of all processes, so that each sample counts for more. Returns the new rate; [`None`] if
+    /// the rate would fall below `least` samples per second.
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -358,7 +358,7 @@ impl<'a> Session<'a> {
         Ok(rate)
     }
 
-    /// Has more samples taken of all processes again, if fewer were. The rate from then on, if it has changed.
+    /// Raises the sampling rate of all processes again, if it was lowered. Returns the new rate if it has changed.
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -368,26 +368,27 @@ impl<'a> Session<'a> {
         Ok(rate)
     }
 
-    /// Ends the recordings of processes that are not `wanted`.
+    /// Ends the recordings of all processes that are not `wanted`.
     pub fn end_unless(&mut self, wanted: impl Fn(&Process) -> bool) {
         let ended = self.running.extract_if(.., |own| !wanted(&own.target.process)).collect();
         self.end(ended, Stop::Signal);
     }
 
-    /// Whether nothing records any more, since it cost too much.
+    /// Whether all recordings have stopped because they cost too much.
     pub fn is_over(&self) -> bool {
         self.running.iter().all(|own| own.recording.is_over())
     }
 
-    /// Ends the recordings of processes that have exited, or executed another program, and those that cost too much:
-    /// their files are complete from here on.
+    /// Ends the recordings of processes that have exited or executed another program, and recordings that cost too much.
+    /// Their files are then complete.
     pub fn end_over(&mut self) {
-        // Nearly always it is none.
+        // Nearly always, no recording has to end.
         let interval = turns::interval(self.running.len(), Duration::ZERO);
         let (exited, now) = (self.exits.happened(), Instant::now());
         let goes_on = |own: &mut Running| {
             let has_exited = exited.contains(&own.target.process.pid());
-            // Only the program has to be asked for: what a look at all of them costs would grow with their number.
+            // Only which program it runs has to be checked. A check of all processes each time would cost more, the more
+            // there are.
             let is_known =
                 own.exit.is_some() && !has_exited && now.saturating_duration_since(own.program_looked_at) < interval;
             if !is_known {
@@ -414,10 +415,10 @@ impl<'a> Session<'a> {
         self.end(exited, Stop::TargetExited);
     }
 
-    /// Ends all recordings, and says what was recorded, unless it is to be quiet.
+    /// Ends all recordings and prints the summary, unless the options say to be quiet.
     ///
     /// # Errors
-    /// The first thing that has gone wrong. What was recorded is worth having all the same: everything is written.
+    /// The first error. All outputs that can be written are written all the same.
     pub fn finish(mut self, stop: Result<Stop, EngineError>, observer: &dyn Observer) -> Result<(), EngineError> {
         let stop = match stop {
             Err(error) if error.failure == Failure::ReaderGone => Ok(Stop::ReaderGone),
@@ -475,7 +476,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Takes the last of what these have recorded, and ends their outputs.
+    /// Takes the remaining data of `ended` recordings, and ends their outputs.
     fn end(&mut self, ended: Vec<Running>, stop: Stop) {
         let (budget, mut left) = (Budget::new(budget::END), ended.len());
         for Running { target, mut recording, began, mut watch, failed, .. } in ended {
@@ -498,7 +499,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Does something to all recordings, even if it fails for one of them.
+    /// Calls a function for all recordings, even if it fails for one of them.
     fn all(
         &mut self,
         mut action: impl FnMut(&mut Recording, Option<&mut dyn SampleListener>) -> Result<(), EngineError>,
@@ -515,7 +516,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// What is missing comes first in a summary, in capitals.
+/// A summary lists losses first, in capitals.
 fn say_summary(text: &str) {
     for line in text.lines() {
         let is_loss = line.starts_with("LOST") || line.starts_with("NOT ACCOUNTED FOR");
@@ -524,18 +525,18 @@ fn say_summary(text: &str) {
     }
 }
 
-/// The reports of all processes, as those who look on.
+/// The reports of all processes, as a listener for samples.
 fn listener(common: &mut Option<CpuReports>) -> Option<&mut dyn SampleListener> {
     common.as_mut().map(|common| common as &mut dyn SampleListener)
 }
 
-/// The reports of CPU time that hold all children; [`None`] if one process is recorded.
+/// The reports of CPU time that cover all processes; [`None`] if one process is recorded.
 fn common_reports(options: &Options, piece: Option<&str>) -> Result<Option<CpuReports>, EngineError> {
     if !options.is_of_several() {
         return Ok(None);
     }
     let [cpu, allocations] = [&options.cpu_files, &options.allocation_files];
-    // Reports of CPU time are the only thing that there is one of.
+    // Only reports of CPU time can cover several processes in one file.
     let takes_several = |files: &OutputFiles| files.streams.iter().any(|path| path == Path::new("-"));
     if takes_several(cpu) || takes_several(allocations) || allocations.has_standard_output() {
         let message = "standard output cannot take the files of several processes: name a file with --output, and each \

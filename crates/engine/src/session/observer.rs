@@ -1,4 +1,4 @@
-//! Who is told how far a session is.
+//! Observers of the progress of a session.
 
 use std::time::Duration;
 
@@ -9,30 +9,30 @@ use crate::options::Options;
 use crate::recording::Recording;
 use crate::target::RecordTarget;
 
-/// Is told how far a session is: a progress line, a service manager.
+/// Observes the progress of a session, as a progress line or a service manager does.
 pub trait Observer {
-    /// A process is being recorded; `attach` is how long it took to begin.
+    /// The recording of a process has begun. `attach` is the time that this took.
     fn announce(&self, options: &Options, target: &RecordTarget, recording: &Recording, attach: Duration);
 
-    /// All processes that were named are being recorded.
+    /// The recordings of all named processes have begun.
     fn ready(&self, session: &Session<'_>);
 
-    /// It goes on, and has for so long. Comes several times a second.
+    /// The session goes on; `elapsed` is its duration so far. Called several times per second.
     fn update(&self, session: &Session<'_>, elapsed: Duration);
 
-    /// Where the VMs of a process were when it looked at them, if it did.
+    /// Where the VMs of a process were when the observer looked at them, if it did.
     fn seen(&self) -> Option<SeenAt> {
         None
     }
 
-    /// For how many seconds all threads together were ready to run and had no CPU, if it knows.
+    /// How many seconds all threads together waited for a CPU while they were ready to run, if the observer knows it.
     fn queued(&self) -> Option<f64> {
         None
     }
 
-    /// It is ending, and why.
+    /// The session is ending; `why` is the reason.
     fn stopping(&self, why: &str);
 
-    /// All files are complete but those that hold several processes.
+    /// All files are complete, except those that cover several processes.
     fn finish(&self);
 }

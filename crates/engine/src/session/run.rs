@@ -1,4 +1,5 @@
-//! A session while it runs: what is ready is taken, files are bounded, new processes join, until something ends it.
+//! The main loop of a session: it drains buffers, limits the sizes of files, and adds new processes until something ends
+//! it.
 
 use std::time::{Duration, Instant};
 
@@ -13,26 +14,26 @@ use crate::error::EngineError;
 use crate::recording::stop::Stop;
 use crate::recording::{Recording, poll_interval};
 
-/// How often it is looked for children that have exited, and for new ones.
+/// The interval between two looks for exited and for new children.
 const CHILDREN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How often it is looked how much memory is left, and how large files are: tables grow by some 50 MB a second where everything
-/// that is allocated is kept.
+/// The interval between two checks of the memory left and of file sizes. If every allocation is kept, tables grow by about
+/// 50 MB per second.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The same where only CPU time is recorded, and files have no limit: tables grow with the stacks.
+/// The same if only CPU time is recorded and file sizes have no limit. Tables then grow with the number of stacks.
 const CPU_MEMORY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What is asked for while a session runs.
+/// The signals that control a running session.
 pub struct SessionControl {
-    /// What ends it.
+    /// What ends the session.
     pub stopping: Stopping,
-    /// Somebody wants to see what there is so far.
+    /// Someone asks for the outputs so far.
     pub interim: Signal,
 }
 
 impl Session<'_> {
-    /// Records until something ends it. New ones of `children` are recorded as they come.
+    /// Records until something ends the session. Adds new processes from `children` as they come.
     ///
     /// # Errors
     /// An output cannot be written any more.
@@ -52,10 +53,10 @@ impl Session<'_> {
         let mut has_parent = true;
         loop {
             tokio::select! {
-                // What ends it comes first, however much there is to do.
+                // Check for the end first, however much other work there is.
                 biased;
                 reason = stopping.next(deadline) => match reason {
-                    // Its children may go on without it.
+                    // The children may continue without their parent.
                     Stop::TargetExited if children.is_some() => {
                         has_parent = false;
                         stopping.ignore_exits();
@@ -84,7 +85,7 @@ impl Session<'_> {
                 let is_large = options.max_size.is_some_and(|most| size >= most);
                 match options.rotate {
                     None if is_large => break Ok(Stop::TooLarge),
-                    // If it is too early for another name, it is tried again at the next look.
+                    // If it is too early for a new file name, the next look tries again.
                     Some(time)
                         if (is_large || next_piece.is_some_and(|due| Instant::now() >= due)) && self.rotate()? =>
                     {
@@ -92,7 +93,7 @@ impl Session<'_> {
                     }
                     _ => {}
                 }
-                // It may have been changed.
+                // The limit may have changed, so read it again.
                 if let Some(memory) = MemoryLimit::of_this_process().filter(|limit| limit.is_near(self.next_growth())) {
                     let megabytes = memory.bytes() >> 20;
                     let text = format!(

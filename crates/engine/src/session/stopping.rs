@@ -9,16 +9,16 @@ use tokio::io::unix::AsyncFd;
 use crate::error::EngineError;
 use crate::recording::stop::Stop;
 
-/// How often it is looked whether a process is there whose exit the kernel does not tell.
+/// The interval between two checks of a process whose exit the kernel does not report.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The exit of one process.
+/// How to learn of the exit of one process.
 enum Exiting {
-    /// It becomes readable.
+    /// The descriptor becomes readable at the exit.
     Told(AsyncFd<OwnedFd>),
-    /// It has to be looked for.
+    /// The process has to be checked from time to time.
     Untold(Process),
-    /// It has happened.
+    /// The process has exited.
     Gone,
 }
 
@@ -50,16 +50,16 @@ impl Exiting {
 /// Waits for whatever ends a recording.
 pub struct Stopping {
     interrupt: AsyncFd<OwnedFd>,
-    /// The exits of the processes; none where they do not end it.
+    /// The exits of the processes; [`None`] if exits do not end the recording.
     exits: Option<Vec<Exiting>>,
 }
 
 impl Stopping {
-    /// `interrupt` becomes readable if somebody wants it to end. All of `processes` have to exit for that to end the
-    /// recording. To be called within a runtime.
+    /// `interrupt` becomes readable when the user wants to stop. Exits end the recording once all of `processes` have
+    /// exited. The caller must be within a runtime.
     ///
     /// # Errors
-    /// Signals cannot be listened to.
+    /// The system cannot wait for `interrupt`.
     pub fn new<'a>(interrupt: OwnedFd, processes: impl Iterator<Item = &'a Process>) -> Result<Self, EngineError> {
         // SAFETY: an owned descriptor stays open, and the same, until the event drops it.
         let interrupt = unsafe { AsyncFd::register(interrupt) }.map_err(std::io::Error::from);
@@ -69,12 +69,12 @@ impl Stopping {
         })
     }
 
-    /// Exits do not end the recording any more.
+    /// From now on, exits do not end the recording.
     pub fn ignore_exits(&mut self) {
         self.exits = None;
     }
 
-    /// Waits, no longer than until `deadline`.
+    /// Waits for the end of the recording, at most until `deadline`.
     pub async fn next(&mut self, deadline: Option<Instant>) -> Stop {
         let exit = async {
             match &self.exits {
@@ -118,7 +118,7 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// What ends a recording of `processes` that lasts this long, if these are ended once it runs.
+    /// What ends a recording of `processes` with this duration, if the test ends the processes in `later` while it runs.
     fn outcome(processes: &[Process], later: &mut [Child], duration: Duration) -> Stop {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -142,7 +142,7 @@ mod tests {
     fn one_that_runs_does_not() {
         let ((mut early, first), (mut late, second)) = (sleeping(), sleeping());
         end(&mut early);
-        // An exit is told at once.
+        // An exit is reported at once.
         assert_eq!(outcome(&[first, second], &mut [], Duration::from_millis(300)), Stop::Duration);
         end(&mut late);
     }

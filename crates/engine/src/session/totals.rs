@@ -1,24 +1,24 @@
-//! What became of the processes of a session that are over, where there are too many to keep what each of them says.
+//! Sums over finished recordings of a session. A session with many processes keeps these instead of each summary.
 
 use std::collections::BTreeMap;
 
 use crate::recording::Summaries;
 
-/// Sums over processes that are recorded no more.
+/// Sums over finished recordings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// How many there were.
+    /// The number of finished recordings.
     pub processes: u64,
-    /// How many of them ended since something failed.
+    /// How many of them ended because of an error.
     pub failed: u64,
-    /// CPU samples that were taken of them.
+    /// The number of their CPU samples.
     pub samples: u64,
     /// Samples that never arrived, by reason.
     pub lost: BTreeMap<&'static str, u64>,
 }
 
 impl Totals {
-    /// Adds a process; [`None`] if its recording has failed.
+    /// Adds a process; `summaries` is [`None`] if its recording failed.
     pub(super) fn add(&mut self, summaries: Option<&Summaries>) {
         self.processes += 1;
         let Some(summaries) = summaries else {

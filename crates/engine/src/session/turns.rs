@@ -1,18 +1,18 @@
-//! How often each of many processes has its turn with what has to be looked after in all of them: the more there are, the less
-//! often, so that looking costs the same however many there are.
+//! How often lj-trace attends to each of many processes. The more processes there are, the less often each has its turn, so
+//! that the total cost stays the same.
 
 use std::time::Duration;
 
-/// What one more process adds to the interval: one of them is looked at fifty times a second.
+/// How much each process adds to the interval: lj-trace looks at fifty processes per second.
 const EACH: Duration = Duration::from_millis(20);
 
-/// So many processes are looked at as often as one.
+/// Up to this number of processes, each is looked at as often as a single one.
 const FEW: usize = 8;
 
-/// No process waits longer than this.
+/// The longest interval for one process.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// The interval for each of so many processes; `shortest` is that of a few.
+/// The interval for each of `processes`; `shortest` is the interval if there are few.
 pub fn interval(processes: usize, shortest: Duration) -> Duration {
     match u32::try_from(processes) {
         Ok(some) if processes > FEW => (EACH * some).clamp(shortest, LONGEST),

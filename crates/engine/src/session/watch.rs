@@ -1,4 +1,4 @@
-//! What happens to a process while it is recorded, and what is said of it: it is stopped, its VMs are closed.
+//! Watches a process while it is recorded, and reports events: the process is stopped, or its VMs are closed.
 
 use std::time::{Duration, Instant};
 
@@ -10,45 +10,46 @@ use lj_trace_text::untrusted;
 use super::turns;
 use crate::target::RecordTarget;
 
-/// How often it is looked at.
+/// The interval between two looks at the process.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// Where there are many processes, each is looked at so many times less often than for what it has recorded.
+/// With many processes, this look comes less often than draining, by this factor.
 const LOOKED_AT_SELDOM: usize = 4;
 
-/// A halt is worth a line once it has lasted for so many looks: a debugger stops a process for moments all the time.
+/// The number of looks that must find a process stopped before lj-trace reports it. Shorter halts are normal under a
+/// debugger.
 const LASTING: u32 = 3;
 
 /// Watches one process.
 pub struct Watch {
     process: Process,
-    /// What people know it by.
+    /// The name of the process for the user.
     name: String,
     quiet: bool,
     interval: Duration,
     next_look: Instant,
-    /// What keeps it from running, since when, and how many looks have found it so.
+    /// What stops the process, since when, and how many looks have found it so.
     halted: Option<(Halt, Instant, u32)>,
-    /// How long it was kept from running, before that.
+    /// How long the process was stopped before that.
     total: Duration,
-    /// The VMs that it had at first and that have not been closed.
+    /// The VMs that the process had at first and that have not been closed.
     vms: Vec<Vm>,
 }
 
 impl Watch {
-    /// Begins to watch a target, which is one of so many `processes`.
+    /// Begins to watch a target. `processes` is the number of processes in the session.
     pub fn new(target: &RecordTarget, quiet: bool, processes: usize) -> Self {
         let (process, name, vms) = (target.process.clone(), target.name(), target.vms.clone());
-        // Each look takes a dozen reads of files.
+        // Each look reads about a dozen files.
         let interval = turns::interval(processes.saturating_mul(LOOKED_AT_SELDOM), INTERVAL);
-        // One that has only begun stands still until it is let go.
+        // A process that has just started is still stopped until lj-trace lets it run.
         let next_look = Instant::now() + if vms.is_empty() { interval } else { Duration::ZERO };
         Self { process, name, quiet, interval, next_look, halted: None, total: Duration::ZERO, vms }
     }
 
     /// Looks, if it is time to.
     pub fn look(&mut self, now: Instant) {
-        // All that comes of it is said.
+        // The only result is messages.
         if self.quiet || now < self.next_look {
             return;
         }
@@ -59,7 +60,7 @@ impl Watch {
         self.find_closed();
     }
 
-    /// Notes what keeps the process from running at `now`.
+    /// Notes what stops the process at `now`.
     fn note(&mut self, halt: Option<Halt>, now: Instant, at_once: bool) {
         match (halt, &mut self.halted) {
             (None, None) => {}
@@ -82,13 +83,13 @@ impl Watch {
         }
     }
 
-    /// Says which VMs have been closed since.
+    /// Reports the VMs that have been closed since the last look.
     fn find_closed(&mut self) {
         let memory = self.process.memory();
         let (open, closed): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.vms).into_iter().partition(|vm| vm.still_valid(&memory));
         self.vms = open;
-        // A process that exits has no VMs any more either.
+        // A process that is exiting has no VMs any more either.
         if closed.is_empty() || !self.process.runs_same_program() {
             return;
         }
@@ -100,7 +101,7 @@ impl Watch {
         }
     }
 
-    /// Says how long the process was kept from running while it was recorded, if it was.
+    /// Reports how long the process was stopped while it was recorded, if it was.
     pub fn end(&mut self) {
         let halted = self.halted.take().map_or(Duration::ZERO, |(_, since, _)| since.elapsed());
         let total = self.total + halted;
@@ -116,7 +117,7 @@ impl Watch {
     }
 }
 
-/// What keeps a process from running, and how it comes to run again.
+/// What stops a process, and how the user can make it run again.
 fn describe(halt: &Halt, pid: u32) -> String {
     match halt {
         Halt::Signal => format!("is stopped by a signal: nothing happens in it until `kill -CONT {pid}`"),

@@ -1,8 +1,8 @@
 //! Determines the innermost Lua frame of a sample, with the help of native unwinding.
 //!
-//! The kernel takes BASE and PC from the registers only if the sampled instruction belongs to the interpreter.
-//! Where the interpreter had called a C function, they are known once that function is unwound: PC is in
-//! a register that calls preserve, and the code behind the call tells where BASE is kept.
+//! The kernel half takes BASE and PC from the registers only if the sampled instruction belongs to the interpreter. If the
+//! interpreter has called a C function, they are known once that function is unwound: PC is in a callee-saved register, and
+//! the code after the call shows where BASE is kept.
 
 use lj_trace_common::config::MAX_FRAMES;
 use lj_trace_common::event::{
@@ -18,15 +18,15 @@ use lj_trace_probes::sample::Sample;
 use lj_trace_process::ProcessMemory;
 use lj_trace_unwind::{BaseAfterCall, NativeFrame, NativeKind, NativeStack, Register, Registers, Unwinder, VmCode};
 
-/// What is known of the innermost Lua frame.
+/// The result for the innermost Lua frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SettledTop {
-    /// It is what the kernel saw.
+    /// The frame that the kernel half saw is right.
     Certain,
-    /// It is certain, but the kernel had begun elsewhere: the coroutine was walked again, so there may be C
-    /// frames that were not known before.
+    /// The frame is certain, but the kernel half had begun at another one. The coroutine was walked again, so there may be
+    /// C frames that were not known before.
     Rewalked,
-    /// It could not be settled.
+    /// The frame could not be determined.
     Uncertain,
 }
 
@@ -45,17 +45,17 @@ pub fn fix_innermost_frame(
     }
     let uncertain = flags & SAMPLE_BASE_UNCERTAIN != 0;
     let given_up = if uncertain { SettledTop::Uncertain } else { SettledTop::Certain };
-    // If the interpreter itself was interrupted and its registers made no sense, then right after such a call,
-    // before BASE was taken back.
+    // If the interpreter itself was interrupted and its registers made no sense, it was right after such a call and before
+    // it restored BASE.
     let Some((frame, registers)) = innermost_vm_frame(native).filter(|(frame, _)| frame.is_return || uncertain) else {
         return given_up;
     };
-    // An FFI callback that is entered or left: the coroutine is as the C code left it, or will find it.
+    // An FFI callback that is being entered or left: the C code has left the coroutine as it is, or will find it so.
     if uncertain && frame.is_return && matches!(frame.kind, NativeKind::Vm { cframe: None, .. }) {
         return SettledTop::Certain;
     }
-    // A C frame that is not linked yet, or not any more: the C code around it has set `L->base` for the coroutine that
-    // runs in the next one, be that the one which resumes or is yielded to.
+    // A C frame that is not linked yet, or not any more. The C code around it has set `L->base` for the coroutine that runs
+    // in the next C frame: the one that resumes, or the one that is yielded to.
     if uncertain
         && !frame.is_return
         && matches!(frame.kind, NativeKind::Vm { cframe: None, .. })
@@ -84,7 +84,7 @@ pub fn fix_innermost_frame(
         return SettledTop::Certain;
     }
     if base == sample.header.thread_base {
-        // The kernel began in the right place, but could not know PC.
+        // The kernel half began at the right frame, but could not know PC.
         if let Some(top) = sample.frames.first_mut().filter(|top| top.kind == RecordKind::Lua as u8) {
             let bytecode = top.code + u64::from(layout.sizeof_pt);
             top.position = frame::position(memory, layout, bytecode, top.size_bc, pc);
@@ -107,8 +107,9 @@ fn innermost_vm_frame(native: &NativeStack) -> Option<(&NativeFrame, &Registers)
     })
 }
 
-/// Walks the innermost coroutine again from `base`, on what the sample copied, until it meets a frame that the
-/// kernel's walk came by: below that one both are the same, and the kernel's was made at the moment itself.
+/// Walks the innermost coroutine again from `base`, in the memory that the sample copied, until it meets a frame of the
+/// kernel half's walk. Below that frame both walks are the same, and the kernel half's was made at the moment of the
+/// sample.
 fn rewalk(
     live: &ProcessMemory,
     layout: &VmLayout,
@@ -132,7 +133,7 @@ fn rewalk(
     if let Err(end) = walk.start(&memory, layout, &coroutine, header.cframe, (base, pc), &mut memo) {
         return (frames, end);
     }
-    // Every step moves down by a slot at least, or up the C stack: the bound is only a safety net.
+    // Every step moves down by a slot at least, or up the C stack. The bound is only a safety net.
     for _ in 0..2 * MAX_FRAMES {
         let mut record = FrameRecord { vm: header.vm as u16, ..FrameRecord::default() };
         match walk.step(&memory, layout, (&mut record, &mut memo)) {
@@ -149,16 +150,17 @@ fn rewalk(
     (frames, WalkEnd::TooDeep)
 }
 
-/// Whether a frame's function is certain to be the one that ran. Its address is that of the sample, but what lies there is
-/// read some milliseconds later: a closure that was collected meanwhile may have left its place to another. Of a Lua function,
-/// the position shows it, since the PC is in no other; or the kernel has read it at the moment itself.
+/// Whether a frame's function is certain to be the one that ran. Its address is from the sample, but its memory is read
+/// some milliseconds later: if the closure was collected meanwhile, another one may be there. For a Lua function, the
+/// position proves it, since the PC is in no other function; or the kernel half has read the function at the moment of the
+/// sample.
 fn is_proven(record: &FrameRecord, kernel: &[FrameRecord]) -> bool {
     let is_the_same = |seen: &FrameRecord| seen.function == record.function && seen.code == record.code;
     record.kind != RecordKind::Lua as u8 || record.position != NO_POSITION || kernel.iter().any(is_the_same)
 }
 
-/// Where in the kernel's frames the last one of `frames` is. Both must have crossed as many C frames by then: the kernel may
-/// have begun at a frame below, and taken the innermost C frame for that one's.
+/// The index in the kernel half's frames of the last one of `frames`. Both walks must have crossed the same number of C
+/// frames by then: the kernel half may have begun at a lower frame, and taken the innermost C frame for that frame's.
 fn same_frame(kernel: &[FrameRecord], frames: &[FrameRecord]) -> Option<usize> {
     let is_cframe = |record: &&FrameRecord| record.kind == RecordKind::CFrame as u8;
     let last = frames.last().filter(|last| !is_cframe(last))?;
@@ -168,8 +170,8 @@ fn same_frame(kernel: &[FrameRecord], frames: &[FrameRecord]) -> Option<usize> {
     kernel.iter().position(is_it).filter(|&index| crossed(&kernel[..index]) == crossed(frames))
 }
 
-/// The target's memory as the sample saw it: the copied parts of the C stack and the Lua stack, and live
-/// memory for what does not change while a function runs (functions, prototypes, bytecode).
+/// The target's memory at the time of the sample: the copied parts of the C stack and the Lua stack, and live memory for
+/// data that does not change while a function runs (functions, prototypes, bytecode).
 struct SampleMemory<'a> {
     live: &'a ProcessMemory,
     copies: [Copy<'a>; 2],
@@ -192,7 +194,7 @@ impl ReadMemory for SampleMemory<'_> {
                 return Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() });
             }
         }
-        // A part of the Lua stack that was not copied has changed since.
+        // A part of the Lua stack that was not copied may have changed since the sample.
         if self.lua_stack.contains(&address) { Err(Unreadable) } else { self.live.read(address) }
     }
 }
@@ -209,7 +211,7 @@ mod tests {
     fn what_was_read_later_is_proven_by_its_position_or_by_the_kernel() {
         let lua = |position, code| FrameRecord { position, code, ..frame(RecordKind::Lua, 0x100) };
         assert!(is_proven(&lua(7, 0x10), &[]));
-        // Another closure may have come to its place.
+        // Another closure may be at this address by now.
         assert!(!is_proven(&lua(NO_POSITION, 0x10), &[]));
         assert!(!is_proven(&lua(NO_POSITION, 0x10), &[lua(NO_POSITION, 0x20)]));
         assert!(is_proven(&lua(NO_POSITION, 0x10), &[lua(7, 0x10)]));
@@ -220,11 +222,11 @@ mod tests {
     fn walks_meet_in_the_same_c_frame_only() {
         let lua = |base| frame(RecordKind::Lua, base);
         let cframe = frame(RecordKind::CFrame, 0);
-        // A comparator that `table.sort` has called, and the chunk that has called that.
+        // A comparator that `table.sort` has called, and the chunk that has called `table.sort`.
         let rewalked = [lua(30), cframe, lua(20)];
         assert_eq!(same_frame(&[lua(40), lua(30), cframe, lua(20), lua(10)], &rewalked), Some(3));
         assert_eq!(same_frame(&[lua(40), lua(30), cframe, lua(20), lua(10)], &rewalked[..1]), Some(1));
-        // The kernel began at `table.sort`, as if the comparator's C frame were its own.
+        // The kernel half began at `table.sort`, as if the comparator's C frame belonged to it.
         assert_eq!(same_frame(&[lua(20), lua(10), cframe], &rewalked), None);
         assert_eq!(same_frame(&[lua(30), cframe], &rewalked[..2]), None, "a C frame tells nothing");
     }

@@ -1,9 +1,8 @@
 //! Interleaves native and Lua frames.
 //!
-//! Wherever C code calls into Lua (`lua_call`, `lua_pcall`, `lua_resume`), the VM's native frame is a *C frame*
-//! with an address. The native unwinder meets it on its way up; the walker of the Lua stack yields its
-//! address after the frames that were called through it. So the Lua frames up to that mark take the place of
-//! the VM's native frame.
+//! Wherever C code calls into Lua (`lua_call`, `lua_pcall`, `lua_resume`), the VM's native frame is a *C frame* with an
+//! address. The native unwinder meets it on its way up. The walk of the Lua stack yields its address after the frames that
+//! were called through it. So the Lua frames up to that mark replace the VM's native frame.
 //!
 //! LuaJIT's sources: [`trace_exit_cp`].
 //!
@@ -29,30 +28,29 @@ pub enum JoinedFrame {
     Lua(FrameRecord),
     /// A frame of a Lua stack that runs in a trace.
     Compiled(FrameRecord),
-    /// A trace that is not known from inside; the frame that it runs in follows.
+    /// A trace whose frames are not known. The frame in which it runs follows.
     Trace,
-    /// What is inlined into the compiled frame that follows is not certain.
+    /// It is not certain what is inlined into the compiled frame that follows.
     Inlined,
-    /// So many Lua frames are left out here, and the native ones between them: the stack is deeper than what is kept of
-    /// it.
+    /// This many Lua frames are left out here, with the native frames between them: the stack is deeper than the limit.
     LeftOut(u64),
     /// Frames are missing here.
     Unresolved(Unresolved),
 }
 
-/// What [`JoinedFrame::Inlined`] means, in a few words.
+/// The meaning of [`JoinedFrame::Inlined`], in a few words.
 pub const INLINED: &str = "inlined function not certain";
 
 /// Why frames are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unresolved {
-    /// The native stack could not be followed further.
+    /// The native stack could not be unwound further.
     Native(UnwindEnd),
-    /// The Lua stack could not be followed further.
+    /// The Lua stack could not be walked further.
     Lua(WalkEnd),
     /// The interpreter was between two frames.
     Interpreter,
-    /// The frames within a trace are not known.
+    /// The frames inside a trace are not known.
     Trace(NoTrace),
 }
 
@@ -67,23 +65,23 @@ impl std::fmt::Display for Unresolved {
     }
 }
 
-/// A stack with its Lua and native frames in order.
+/// A stack with its Lua and native frames merged.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MergedStack {
     /// All frames, innermost first.
     pub frames: Vec<JoinedFrame>,
-    /// Whether the native stack was followed to the program's entry or the thread's start.
+    /// Whether the native stack was unwound to the program's entry or the thread's start.
     pub native_complete: bool,
-    /// Whether there are Lua frames, and all of them: down to the bottom of every coroutine.
+    /// Whether there are Lua frames, and all of them are known, down to the bottom of every coroutine.
     pub lua_complete: bool,
-    /// The same, but for frames between the innermost and the outermost ones, which are left out.
+    /// The same, except for left-out frames between the innermost and the outermost ones.
     pub both_ends: bool,
 }
 
 /// Merges a native stack with the Lua frames found on it.
 ///
-/// `walk_end` tells how the walk of the innermost coroutine ended, and where the frames of those around it, if
-/// any, are whole as well. What is not certain of the innermost frames gets a mark of its own.
+/// `walk_end` says how the walk of the innermost coroutine ended. If that walk is complete, it says how the walks of the
+/// coroutines around it ended. Uncertain innermost frames get a mark.
 pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, innermost: Innermost) -> MergedStack {
     let (mark, compiled, known) = match innermost {
         Innermost::Known => (None, 0, true),
@@ -95,7 +93,7 @@ pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, inner
         Innermost::Trace(Some(reason)) => Some(JoinedFrame::Unresolved(Unresolved::Trace(reason))),
         _ => None,
     };
-    // Where BASE is not known, the walk began at a frame that may be gone: nothing of its C frame is certain.
+    // If BASE is not known, the walk began at a frame that may be gone. Nothing up to its C frame is certain.
     let begun =
         if innermost == Innermost::Interpreter { lua.iter().take_while(|frame| !is_cframe(frame)).count() } else { 0 };
     let mut segments = Segments { rest: &lua[begun..], walk_end, compiled };
@@ -104,17 +102,17 @@ pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, inner
     let mut native_complete = native.end == UnwindEnd::Entry;
     for frame in &native.frames {
         match frame.kind {
-            // They are between Lua frames that are left out: so are they, up to the next C frame that is known.
+            // These native frames are between left-out Lua frames, so they are left out, too, up to the next known C frame.
             NativeKind::Missing(UnwindEnd::LeftOut) => segments.take_left_out(&mut frames),
             NativeKind::Native => frames.push(JoinedFrame::Native { pc: frame.pc, is_return: frame.is_return }),
             NativeKind::Missing(end) => {
                 native_complete = false;
                 frames.push(JoinedFrame::Unresolved(Unresolved::Native(end)));
             }
-            // Entering or leaving the VM: no Lua frame belongs to it.
+            // The VM is being entered or left: no Lua frame belongs to this native frame.
             NativeKind::Vm { cframe: None, .. } => {}
             NativeKind::Vm { cframe: Some(cframe), .. } => {
-                // What marks the innermost Lua frame stands right before it.
+                // The mark of the innermost Lua frame comes right before it.
                 let is_empty = innermost != Innermost::Interpreter && segments.begins_with(cframe);
                 if !is_empty && std::mem::take(&mut first_vm_frame) {
                     frames.extend(reason.iter().chain(&mark));
@@ -129,7 +127,7 @@ pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, inner
             frames.extend(reason.iter().chain(&mark));
         }
     }
-    // What native unwinding has not reached is still a good Lua stack.
+    // The part of the Lua stack that unwinding has not reached is valid all the same.
     segments.take_rest(&mut frames);
     let is = |record: &FrameRecord, kind: RecordKind| record.kind == kind as u8;
     let all_known = lua.iter().all(|record| !is(record, RecordKind::Passed));
@@ -138,41 +136,41 @@ pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, inner
     MergedStack { frames, native_complete, lua_complete: both_ends && is_whole, both_ends: both_ends && !is_whole }
 }
 
-/// What is known of the innermost Lua frames.
+/// How certain the innermost Lua frames are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Innermost {
-    /// They are certain.
+    /// The innermost Lua frames are certain.
     Known,
     /// The interpreter was between two frames.
     Interpreter,
-    /// So many of them run in a trace.
+    /// Some of them run in a trace.
     Compiled {
-        /// How many.
+        /// The number of frames that run in the trace.
         frames: usize,
-        /// Whether another one may be inlined into the innermost.
+        /// Whether it is certain that no other function is inlined into the innermost frame.
         certain: bool,
     },
-    /// A trace runs in the innermost one, and what it executes is not known: for this reason, or since nobody wanted
-    /// to know.
+    /// A trace runs in the innermost frame, and it is not known what it executes: for this reason, or because no caller
+    /// asked.
     Trace(Option<NoTrace>),
 }
 
-/// The Lua frames that are not placed yet, in runs that end with a C frame each.
+/// The Lua frames that are not placed yet, in segments that each end with a C frame.
 struct Segments<'a> {
     rest: &'a [FrameRecord],
     walk_end: WalkEnd,
-    /// How many of the next ones are compiled.
+    /// The number of next frames that are compiled.
     compiled: usize,
 }
 
 impl Segments<'_> {
-    /// Whether the C frame at `cframe` is next, and has no Lua frame.
+    /// Whether the C frame at `cframe` is next, without any Lua frame before it.
     fn begins_with(&self, cframe: u64) -> bool {
         self.rest.first().is_some_and(|record| is_cframe(record) && record.code == cframe)
     }
 
-    /// Places the frames up to the C frame at `cframe`. A C frame that the walk did not come by (it ended
-    /// before, or began above) places nothing.
+    /// Places the frames up to the C frame at `cframe`. If the walk did not pass this C frame, because it ended earlier or
+    /// began above, places none.
     fn take_through(&mut self, cframe: u64, frames: &mut Vec<JoinedFrame>) {
         let mark = |record: &FrameRecord| is_cframe(record) && record.code == cframe;
         match self.rest.iter().position(mark) {
@@ -181,13 +179,13 @@ impl Segments<'_> {
                 self.rest = rest;
                 self.place(segment, frames);
             }
-            // Torn within this very segment.
+            // The walk ended inside this segment.
             None if !self.rest.iter().any(is_cframe) => self.take_rest(frames),
             None => {}
         }
     }
 
-    /// Places the frames up to where some are left out, and the mark of these.
+    /// Places the frames up to the left-out ones, and the mark of these.
     fn take_left_out(&mut self, frames: &mut Vec<JoinedFrame>) {
         let mark = |record: &FrameRecord| record.kind == RecordKind::LeftOut as u8;
         if let Some(index) = self.rest.iter().position(mark) {
@@ -197,7 +195,7 @@ impl Segments<'_> {
         }
     }
 
-    /// Places all that is left, and says if the walk was cut off there.
+    /// Places all remaining frames, and a mark if the walk was cut off there.
     fn take_rest(&mut self, frames: &mut Vec<JoinedFrame>) {
         let rest = std::mem::take(&mut self.rest);
         self.place(rest, frames);
@@ -308,7 +306,7 @@ mod tests {
 
     #[test]
     fn marks_stand_before_the_innermost_lua_frame() {
-        // A trace is left: `trace_exit_cp` runs in a C frame without a Lua frame.
+        // A trace exit: `trace_exit_cp` runs in a C frame without a Lua frame.
         let native = NativeStack {
             frames: vec![code(1), vm(Some(100)), code(2), vm(Some(200)), code(3)],
             end: UnwindEnd::Entry,
@@ -360,7 +358,7 @@ mod tests {
         let stack = merge(&native, &frames, WalkEnd::Complete, Innermost::Known);
         assert_eq!(names(&stack), ["l1", "n1", "l2", "[7 left out]", "l3", "n2"]);
         assert!(stack.native_complete && !stack.lua_complete && stack.both_ends);
-        // C frames among them: native unwinding goes on at the first one after them.
+        // C frames are left out, too. Unwinding continues at the first C frame after them.
         let missing = NativeFrame { pc: 0, is_return: true, sp: 0, kind: NativeKind::Missing(UnwindEnd::LeftOut) };
         let native = NativeStack {
             frames: vec![vm(Some(100)), code(1), vm(None), missing, vm(Some(200)), code(2)],

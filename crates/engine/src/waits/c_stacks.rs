@@ -1,36 +1,36 @@
-//! Which coroutines are on the C stack of a thread, so that they run or have called what runs, and which are on one that no
-//! thread uses: those of fibers that are switched out.
+//! Finds out which coroutines are on the C stack of a thread, so that they run or have called what runs, and which are on a
+//! C stack that no thread uses: the stack of a fiber that is switched out.
 
 use lj_trace_process::{Maps, Process};
 
 use crate::coroutines::threads::ThreadPlace;
 
-/// A process may have more threads; those that run Lua are among the first mostly.
+/// The most threads to look at. A process may have more, but the threads that run Lua are mostly among the first.
 const MAX_THREADS: usize = 256;
-/// The stack of the first thread may grow by so much (`ulimit -s`).
+/// By how many bytes the stack of the first thread may grow (`ulimit -s`).
 const MAY_GROW: u64 = 8 << 20;
-/// C stacks whose places are remembered.
+/// The most address ranges of C stacks to remember.
 const MAX_RANGES: usize = 512;
 
-/// Where the C stacks of a process's threads are, as far as that was found out.
+/// The known address ranges of the C stacks of a process's threads.
 #[derive(Clone, Debug, Default)]
 pub struct CStacks {
-    /// Mappings that stack pointers were in: a process with ten thousand fibers has as many mappings, which are not read
-    /// anew for each look.
+    /// Mappings that contained stack pointers. A process with ten thousand fibers has as many mappings, so they are not
+    /// read again for each look.
     ranges: Vec<(u64, u64)>,
 }
 
-/// The parts of C stacks that threads are using.
+/// The used parts of C stacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UsedStacks {
-    /// Where a thread's innermost frame is, and where its stack ends.
+    /// The address of each thread's innermost frame, and the end of its stack.
     used: Vec<(u64, u64)>,
-    /// Whether some thread runs, so that it is not known where it is.
+    /// Whether a thread runs, so that its place is not known.
     has_running: bool,
 }
 
 impl CStacks {
-    /// Looks at the threads of a process: reads a file for each.
+    /// Looks at the threads of a process. It reads a file for each.
     pub fn look(&mut self, process: &Process) -> UsedStacks {
         let mut stacks = UsedStacks::default();
         let mut maps = None;
@@ -43,15 +43,15 @@ impl CStacks {
             }
         }
         if stacks.has_running {
-            // A thread that runs is mostly somewhere on the stack that the first one was started with.
+            // A running thread is mostly on the stack with which the first thread started.
             let range = self.find(process.stack_start(), process, &mut maps);
-            // It may have grown since, into the gap that the kernel leaves below it.
+            // That stack may have grown since, into the gap that the kernel leaves below it.
             stacks.used.extend(range.map(|(start, end)| (start.saturating_sub(MAY_GROW), end)));
         }
         stacks
     }
 
-    /// The mapping that an address is in.
+    /// The mapping that contains an address.
     fn find(&mut self, address: u64, process: &Process, maps: &mut Option<Maps>) -> Option<(u64, u64)> {
         let has = |range: &&(u64, u64)| (range.0..range.1).contains(&address);
         if let Some(known) = self.ranges.iter().find(has) {
@@ -70,7 +70,8 @@ impl CStacks {
 }
 
 impl UsedStacks {
-    /// Whether a C frame is on one of these. `is_current` says whether it is that of the coroutine that its VM ran last.
+    /// Whether a C frame is on a used part of a stack. `is_current` says whether it belongs to the coroutine that its VM
+    /// ran last.
     pub fn has(&self, cframe: u64, is_current: bool) -> bool {
         self.used.iter().any(|&(start, end)| (start..end).contains(&cframe)) || self.has_running && is_current
     }
@@ -95,7 +96,7 @@ mod tests {
     fn the_stack_of_the_first_thread_is_in_use_while_it_runs() {
         let process = Process::open(std::process::id()).unwrap();
         let mut stacks = CStacks::default();
-        // The thread that looks is in a system call at that moment.
+        // The looking thread is in a system call at that moment.
         let is_over = AtomicBool::new(false);
         let used = thread::scope(|scope| {
             scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! What the `lua_State`s of many coroutines show, read with few system calls.
+//! Reads the `lua_State`s of many coroutines with few system calls.
 //!
 //! LuaJIT's sources: [`LJ_GC_WHITES`], [`isdead`].
 //!
@@ -14,19 +14,19 @@ use lj_trace_process::ProcessMemory;
 
 use crate::coroutines::{CoroutineSnapshot, Status};
 
-/// Places that one system call reads (`IOV_MAX`).
+/// The most places that one system call reads (`IOV_MAX`).
 pub const AT_ONCE: usize = 1024;
 
-/// The two bits of `marked` that are a colour (`LJ_GC_WHITES`): of an object that is there, only that of the current cycle
-/// is set, or none.
+/// The two colour bits of `marked` (`LJ_GC_WHITES`). In a live object, only the bit of the current cycle is set, or none.
 const WHITES: u8 = 3;
 
-/// What a `lua_State` shows.
+/// The fields of a `lua_State`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CoroutineHead {
-    /// Where its Lua stack begins.
+    /// The address of its Lua stack.
     pub stack: u64,
-    /// Where its innermost frame begins, and where its values end: bytes from there. The stack itself may be moved.
+    /// The offsets of its innermost frame and of the end of its values, in bytes from `stack`: the stack itself may be
+    /// moved.
     pub base: u32,
     /// See [`Self::base`].
     pub top: u32,
@@ -34,12 +34,12 @@ pub struct CoroutineHead {
     pub cframe: u64,
     /// `L->status`.
     pub status: u8,
-    /// What the garbage collector has noted of it.
+    /// Its mark bits for the garbage collector.
     marked: u8,
 }
 
 impl CoroutineHead {
-    /// What the bytes of a `lua_State` of `vm` show; [`None`] if they are none.
+    /// The head from the bytes of a `lua_State` of `vm`; [`None`] if they are not a `lua_State`.
     pub fn parse(vm: &Vm, bytes: &[u8]) -> Option<Self> {
         let layout = &vm.layout;
         let gc64 = layout.is_gc64();
@@ -66,7 +66,7 @@ impl CoroutineHead {
         })
     }
 
-    /// What a copy shows.
+    /// The head from a copy of a coroutine.
     pub fn of_snapshot(snapshot: &CoroutineSnapshot) -> Option<Self> {
         let stack = snapshot.coroutine.stack;
         let within = |address: u64| u32::try_from(address.checked_sub(stack)?).ok();
@@ -74,12 +74,12 @@ impl CoroutineHead {
         Some(Self { stack, base, top, cframe: snapshot.cframe, status: snapshot.status, marked: 0 })
     }
 
-    /// Whether nobody can reach it any more, if the collector's current white is this one.
+    /// Whether the coroutine is unreachable, if `current_white` is the collector's current white.
     pub fn is_dead(&self, current_white: u8) -> bool {
         self.marked & WHITES == (current_white & WHITES) ^ WHITES
     }
 
-    /// What it is doing, as [`CoroutineSnapshot::status`] has it.
+    /// The status of the coroutine, as in [`CoroutineSnapshot::status`].
     pub fn status(&self, gc64: bool) -> Status {
         let first = if gc64 { 16 } else { 8 };
         match self.status {
@@ -92,14 +92,14 @@ impl CoroutineHead {
         }
     }
 
-    /// The values next to where it waits: those of its innermost frames. The place, and how many bytes.
+    /// The values of its innermost frames, near the place where it waits: the address, and the number of bytes.
     pub fn window(&self) -> (u64, usize) {
         let size = self.top.min(WINDOW);
         (self.stack.wrapping_add(u64::from(self.top - size)), size as usize)
     }
 
-    /// What tells this wait from another one: where it is on its stack, and the values there. What runs changes some of
-    /// them, mostly.
+    /// A hash that distinguishes this wait from others: from its place on the stack, and the values there. A running
+    /// coroutine mostly changes some of these values.
     pub fn print(&self, window: &[u8]) -> u64 {
         let mut print = u64::from(self.base) << 32 | u64::from(self.top);
         let mut add = |word: u64| print = (print.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
@@ -112,17 +112,17 @@ impl CoroutineHead {
     }
 }
 
-/// Bytes of a stack that tell a wait: 32 values.
+/// The bytes of a stack that identify a wait: 32 values.
 const WINDOW: u32 = 32 * 8;
 
-/// Reads many places, a thousand with each system call.
+/// Reads many places, about a thousand with each system call.
 #[derive(Debug, Default)]
 pub struct BatchReader {
     buffer: Vec<u8>,
 }
 
 impl BatchReader {
-    /// Shows the bytes of each of `places` to `visit`, with its number: [`None`] where they cannot be read.
+    /// Passes the bytes of each of `places` to `visit`, with its number; [`None`] if they cannot be read.
     pub fn read(
         &mut self,
         memory: &ProcessMemory,
@@ -144,7 +144,7 @@ impl BatchReader {
                 (at, left, done) = (at + size, left - size, done + 1);
             }
             if done < before + group.len() {
-                // This one ended the call: the next begins behind it.
+                // This place has ended the call. The next call begins after it.
                 visit(done, None);
                 done += 1;
             }
@@ -201,7 +201,7 @@ mod tests {
         let mut others = values;
         others[0x58] = 8;
         assert_ne!(head.print(&values), head.print(&others));
-        // The collector moves stacks, and marks what it finds.
+        // The collector moves stacks, and marks the objects that it finds.
         let moved = CoroutineHead { stack: 0x9000, marked: 2, ..head };
         assert_eq!(head.print(&values), moved.print(&values));
         assert_ne!(head.print(&values), CoroutineHead { base: 0x38, ..head }.print(&values));

@@ -1,4 +1,4 @@
-//! Waits of one process, for somebody who only looks on.
+//! The waits of one process, for the live view.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use lj_trace_profile::waits::{WaitLook, WaitPlace};
 use super::process_looks::ProcessLooks;
 use crate::target::RecordTarget;
 
-/// A look stands for no longer: nobody has looked on meanwhile.
+/// The longest time that a look counts for: before that, the user was not watching.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Looks at the coroutines of a process when it is asked to, and sums up where they wait.
+/// Looks at the coroutines of a process on request, and adds up where they wait.
 pub struct LiveWaits {
     looks: ProcessLooks,
     profile: WaitProfile,
@@ -19,13 +19,13 @@ pub struct LiveWaits {
 }
 
 impl LiveWaits {
-    /// Those of a target. Nothing was seen yet.
+    /// The waits of a target. Nothing has been seen yet.
     pub fn new(target: &RecordTarget) -> Self {
         let looks = ProcessLooks::new(target, false, Instant::now());
         Self { looks, profile: WaitProfile::default(), looked: None }
     }
 
-    /// Looks at all coroutines; gives the places where they wait, the one with most of the time first.
+    /// Looks at all coroutines; returns the places where they wait, the one with most of the time first.
     pub fn look(&mut self) -> Vec<WaitPlace> {
         let now = Instant::now();
         let since = self.looked.map_or(Duration::from_secs(1), |looked| now.saturating_duration_since(looked));
@@ -40,7 +40,7 @@ impl LiveWaits {
         self.profile.places()
     }
 
-    /// Forgets what was summed up.
+    /// Forgets the sums.
     pub fn clear(&mut self) {
         self.profile.begin_anew();
     }

@@ -1,8 +1,8 @@
-//! Where coroutines wait, over time: looks at all of them, now and then, which only read the memory of the process.
+//! Where coroutines wait, over time: looks at all of them from time to time. A look only reads the memory of the process.
 //!
-//! A [`WaitSession`] watches any number of processes. At each look (`pace`) the coroutines that are known are read with few
-//! system calls (`heads`), those that are new are found (`newcomers`), and only the stacks of those that have moved are
-//! walked (`vm_walk`) and named (`names`).
+//! A [`WaitSession`] watches any number of processes. Each look (`pace`) reads the known coroutines with few system calls
+//! (`heads`) and finds the new ones (`newcomers`). Only the stacks of coroutines that have moved are walked (`vm_walk`) and
+//! named (`names`).
 
 mod c_stacks;
 mod heads;

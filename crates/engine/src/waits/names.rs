@@ -1,4 +1,4 @@
-//! Names the Lua stacks of coroutines that wait.
+//! Names the Lua stacks of waiting coroutines.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,51 +15,51 @@ use crate::coroutines::{LuaStack, WalkedStack};
 use crate::resolve::Namer;
 use crate::stack::Unresolved;
 
-/// Walks of which it is kept what stack they lead to.
+/// The most walks whose stacks are remembered.
 const MAX_WALKS: usize = 1 << 14;
 
-/// Names frames, and keeps what stacks of a profile they are.
+/// Names frames, and remembers the profile's stack of each walk.
 pub struct WaitNames {
     namer: Namer,
-    /// What all stacks begin with, if the profile is of several processes.
+    /// The frame at the root of all stacks, if the profile is of several processes.
     root: Option<Named>,
     known: HashMap<(usize, WalkedStack, Option<Named>), StackId>,
-    /// Stacks that were joined.
+    /// The joined stacks, by outer and inner stack.
     joined: HashMap<[StackId; 2], StackId>,
 }
 
-/// Stacks that are joined have no more frames.
+/// The most frames of a joined stack.
 const MAX_FRAMES: usize = 512;
 
-/// C functions that wait for the coroutines that they are given (`ngx_http_lua_coroutine.c`, `ngx_http_lua_uthread.c`).
+/// C functions that wait for the coroutines in their arguments (`ngx_http_lua_coroutine.c`, `ngx_http_lua_uthread.c`).
 const WAITING_FOR_OTHERS: [&str; 2] = ["ngx.thread.wait", "coroutine.resume"];
 
-/// Resumes another coroutine, and goes on when that yields.
+/// C functions that resume another coroutine, and continue when it yields.
 const RESUMING: [&str; 2] = ["coroutine.resume", "coroutine.wrap_aux"];
 
 impl WaitNames {
-    /// Those of a process. `root` is what its stacks begin with, if they are among those of others.
+    /// The names of a process. `root` is the root frame of its stacks, if the profile is of several processes.
     pub fn new(process: &Process, vms: &[Vm], root: Option<Named>) -> Self {
         Self { namer: Namer::new(process, vms), root, known: HashMap::new(), joined: HashMap::new() }
     }
 
-    /// What names frames.
+    /// The namer of frames.
     pub fn namer(&mut self) -> &mut Namer {
         &mut self.namer
     }
 
-    /// One more VM, which gets the next index.
+    /// Adds a VM. It gets the next index.
     pub fn add_vm(&mut self, vm: &Vm) {
         self.namer.add_vm(vm);
     }
 
-    /// A VM is not there any more.
+    /// Forgets a VM that is gone.
     pub fn forget_vm(&mut self, index: usize) {
         self.namer.forget_vm(index);
         self.known.retain(|(vm, ..), _| *vm != index);
     }
 
-    /// The numbers of stacks have changed.
+    /// Updates the numbers of stacks after they have changed.
     pub fn renumber(&mut self, moved: &[StackId]) {
         self.joined.clear();
         self.known.values_mut().for_each(|stack| {
@@ -69,17 +69,17 @@ impl WaitNames {
         });
     }
 
-    /// Time has passed: more functions may be looked for.
+    /// Begins a look: time has passed, so the namer may search for more functions.
     pub fn begin_look(&mut self) {
         self.namer.begin_batch();
     }
 
-    /// How many functions may have a name that would have taken too much work to find.
+    /// How many functions may have a name that it would take too much work to find.
     pub fn unsearched(&self) -> u64 {
         self.namer.unsearched()
     }
 
-    /// The stack of the profile that a walked stack of a VM is, under the frame of its `group`, if it is in one.
+    /// The profile's stack for a walked stack of a VM, under the frame of its `group`, if it has one.
     pub fn stack(
         &mut self,
         profile: &mut WaitProfile,
@@ -95,7 +95,7 @@ impl WaitNames {
         let inwards = walk.frames.iter().rev().filter(|record| record.kind != RecordKind::CFrame as u8);
         let mut frames: Vec<Named> = self.root.clone().into_iter().collect();
         match group {
-            // It takes the place of the VM.
+            // The group replaces the VM.
             Some(group) => frames.push(group),
             None if vms > 1 => frames.push(Named::vm(vm)),
             None => {}
@@ -116,20 +116,20 @@ impl WaitNames {
         stack
     }
 
-    /// Whether the innermost frame of a stack resumes another coroutine, and waits for that one alone.
+    /// Whether the innermost frame of a stack resumes another coroutine, and waits only for that one.
     pub fn is_resuming(&mut self, walk: &LuaStack) -> bool {
         let first = walk.frames.iter().find(|record| record.kind != RecordKind::CFrame as u8);
         let fast = first.filter(|record| record.kind == RecordKind::Fast as u8);
         fast.is_some_and(|record| self.namer.library(record).is_some_and(|name| RESUMING.contains(&name)))
     }
 
-    /// Whether a frame is that of a C function that waits for the coroutines that it is given.
+    /// Whether a frame is a C function that waits for the coroutines in its arguments.
     pub fn is_waiting_for_others(&mut self, record: &FrameRecord) -> bool {
         record.kind == RecordKind::C as u8
             && self.namer.library(record).is_some_and(|name| WAITING_FOR_OTHERS.contains(&name))
     }
 
-    /// The stack of a coroutine behind that of one that waits for it.
+    /// Appends the stack of a coroutine to the stack of the coroutine that waits for it.
     pub fn join(&mut self, profile: &mut WaitProfile, outer: StackId, inner: StackId) -> StackId {
         if let Some(known) = self.joined.get(&[outer, inner]) {
             return *known;
@@ -152,7 +152,7 @@ impl WaitNames {
             return Named::FastFunction { name };
         }
         let symbol = self.namer.native(record.code, false);
-        // Lua programmers know it by the name that it is registered by.
+        // Lua programmers know the function by its registered name.
         let name = library.unwrap_or_else(|| symbol.to_string().into());
         Named::C { symbol: name, module: Some(symbol.module.clone()) }
     }

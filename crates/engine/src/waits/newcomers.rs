@@ -1,48 +1,48 @@
 //! Finds the coroutines that are new on a VM's list of objects, without walking all of it.
 //!
-//! New objects are put at the list's head, and nothing on it ever changes places (`lj_mem_newgco`). So whoever walks it meets
-//! all that is new before what was known. An address is no identity: what was freed may be there again, as something new. But
-//! then it is met out of order. So the walk goes on until it has met [`RUN`] known coroutines one after the other as they
-//! were, with no unknown one between them.
+//! New objects are put at the list's head, and objects never change places on it (`lj_mem_newgco`). So a walk meets all new
+//! coroutines before the known ones. An address does not identify a coroutine: a new one may have the address of a freed
+//! one. But then the walk meets it out of order. So the walk goes on until it has met [`RUN`] known coroutines in a row, in
+//! their previous order, with no unknown one between them.
 
 use std::collections::HashMap;
 
-/// So many known coroutines in their order are no chance.
+/// The number of known coroutines in a row that cannot be chance.
 const RUN: usize = 4;
-/// So many of the newest ones are looked out for.
+/// The number of newest coroutines whose addresses the walk looks for.
 const NEWEST: usize = 256;
 
-/// Walks from the head of the list until it meets what is known.
+/// Walks from the head of the list until only known coroutines follow.
 #[derive(Debug)]
 pub struct Meeting {
-    /// The places of coroutines in the order of those that are known, by their addresses.
+    /// The positions of the known coroutines, by their addresses.
     known: HashMap<u64, usize>,
-    /// Coroutines, the newest first.
+    /// The coroutines that were met, the newest first.
     met: Vec<u64>,
     last: Option<usize>,
     run: usize,
-    /// How many had been met when the run began.
+    /// The number of met coroutines when the current run began.
     before_run: usize,
 }
 
-/// What a walk has found.
+/// The result of a walk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Met {
-    /// Coroutines, the oldest first: those that are new, and those that are known but were not met in their order.
+    /// The new coroutines, and the known ones that were not met in order; the oldest first.
     pub newest: Vec<u64>,
-    /// So many of those that are known are older than these.
+    /// The number of known coroutines that are older than these.
     pub older: usize,
 }
 
 impl Meeting {
-    /// One that knows these coroutines, the oldest first.
+    /// A walk that knows these coroutines, the oldest first.
     pub fn new(known: impl DoubleEndedIterator<Item = u64> + ExactSizeIterator) -> Self {
         let places = (0..known.len()).rev();
         let known = known.rev().zip(places).take(NEWEST).collect();
         Self { known, met: Vec::new(), last: None, run: 0, before_run: 0 }
     }
 
-    /// Meets the next coroutine; false once all that follows is known.
+    /// Meets the next coroutine. Returns false once only known ones follow.
     pub fn meet(&mut self, address: u64) -> bool {
         match self.known.get(&address) {
             Some(&place) => {
@@ -57,7 +57,7 @@ impl Meeting {
         self.run < RUN
     }
 
-    /// What it has found. `stopped` says that it has met enough, rather than all.
+    /// The result. `stopped` says that the walk ended early, because only known coroutines follow.
     pub fn finish(self, stopped: bool) -> Met {
         let Self { mut met, last, run, before_run, .. } = self;
         let older = match last.filter(|_| stopped) {
@@ -78,9 +78,9 @@ mod tests {
 
     use super::*;
 
-    /// A list of coroutines as a VM has it, whose addresses are used again.
+    /// A VM's list of coroutines, whose addresses are reused.
     struct Heap {
-        /// The oldest first: address, identity.
+        /// The coroutines, the oldest first: address and identity.
         list: Vec<(u64, u64)>,
         free: Vec<u64>,
         next_address: u64,
@@ -105,8 +105,8 @@ mod tests {
         }
     }
 
-    /// All coroutines that are there are known after each walk, as long as those that are gone are noticed. What cannot be told
-    /// is whether the newest one is another by now.
+    /// After each walk, all existing coroutines are known, as long as dead ones are noticed. Only the newest one may be
+    /// another by now without being noticed.
     #[test]
     fn walks_find_all_that_is_new_whatever_addresses_are_used_again() {
         let (mut walked, mut all, mut wrong) = (0, 0, 0);
@@ -121,7 +121,7 @@ mod tests {
                     heap.collect(&mut rng, share);
                     (0..rng.usize(..50)).for_each(|_| heap.create(&mut rng));
                 }
-                // Heads tell those that are gone, unless their addresses are those of others by now.
+                // Heads reveal dead coroutines, unless other coroutines have their addresses by now.
                 let there: HashMap<u64, u64> = heap.list.iter().copied().collect();
                 known.retain(|(address, _)| there.contains_key(address));
                 let mut meeting = Meeting::new(known.iter().map(|(address, _)| *address));
@@ -133,7 +133,7 @@ mod tests {
                 (walked, all) = (walked + count, all + heap.list.len());
                 let Met { newest, older } = meeting.finish(stopped);
                 known.truncate(older);
-                // What was met as new is what it was no more.
+                // A coroutine that was met as new is no longer the one that was known.
                 let met: HashSet<u64> = newest.iter().copied().collect();
                 known.retain(|(address, _)| !met.contains(address));
                 known.extend(newest.into_iter().map(|address| (address, there[&address])));
@@ -155,7 +155,7 @@ mod tests {
         };
         let known = [1, 2, 3, 4, 5, 6];
         assert_eq!(meet(&known, &[9, 6, 5, 4, 3, 2, 1]), Met { newest: vec![9], older: 6 });
-        // The third one was freed, and is there again as the newest.
+        // The third one was freed, and its address is now that of the newest.
         assert_eq!(meet(&known, &[3, 9, 6, 5, 4, 2, 1]), Met { newest: vec![1, 2, 4, 5, 6, 9, 3], older: 0 });
         assert_eq!(meet(&[1, 2, 4, 5, 6], &[3, 9, 6, 5, 4, 2, 1]), Met { newest: vec![9, 3], older: 5 });
         assert_eq!(meet(&[], &[2, 1]), Met { newest: vec![1, 2], older: 0 });

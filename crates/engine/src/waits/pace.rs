@@ -1,34 +1,34 @@
-//! When looks are, and what they cost.
+//! Decides when looks happen, and measures what they cost.
 //!
-//! Time is cut into stretches, and each has one look, at a random moment of it: so no rhythm of the program hides from them,
-//! and each stands for its stretch. How long a stretch is follows from what the last looks have cost.
+//! Time is divided into stretches. Each has one look, at a random moment: so no rhythm of the program can hide, and each
+//! look represents its stretch. The length of a stretch follows from the cost of the last looks.
 
 use std::time::{Duration, Instant};
 
-/// A look may cost this share of a core.
+/// The share of a core that looks may cost.
 const SHARE: f64 = 0.007;
-/// Further looks cost this part of the first one, at first sight.
+/// The assumed cost of later looks, as a share of the first one's cost.
 const FIRST: f64 = 0.1;
-/// A stretch is no longer, whatever looks cost.
+/// The longest stretch, whatever looks cost.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Echoes come so soon after a look at the earliest.
+/// The shortest time between a look and its echo.
 const SOONEST: Duration = Duration::from_millis(4);
 
-/// When looks are.
+/// Decides when looks happen.
 #[derive(Debug)]
 pub struct Pace {
-    /// How long a stretch is, if looks cost little.
+    /// The length of a stretch if looks cost little.
     usual: Duration,
-    /// How long it is.
+    /// The current length of a stretch.
     stretch: Duration,
     began: Instant,
-    /// When the look of this stretch is due; [`None`] once it was.
+    /// When the look of this stretch is due; [`None`] after the look.
     due: Option<Instant>,
-    /// When a second look at some of the coroutines is due, which tells short waits.
+    /// When the echo is due: a second look at some of the coroutines, to detect short waits.
     echo: Option<Instant>,
-    /// CPU time of a look, in seconds, averaged over the last ones.
+    /// The CPU time of a look in seconds, averaged over the last ones.
     cost: f64,
-    /// Whether there was one.
+    /// Whether there was a look.
     has_begun: bool,
     rng: fastrand::Rng,
 }
@@ -54,7 +54,7 @@ impl Pace {
         self.due = Some(self.began + self.stretch.mul_f64(self.rng.f64()));
     }
 
-    /// When there is something to do.
+    /// The time at which something is due next.
     pub fn next(&self) -> Instant {
         let end = self.began + self.stretch;
         [self.due, self.echo].into_iter().flatten().fold(end, Instant::min)
@@ -65,40 +65,40 @@ impl Pace {
         self.due.is_some_and(|due| due <= now)
     }
 
-    /// Whether there was none in this stretch so far.
+    /// Whether this stretch has had no look so far.
     pub fn has_no_look(&self) -> bool {
         self.due.is_some()
     }
 
-    /// Whether an echo is due; there is none after that.
+    /// Whether an echo is due. It is due only once.
     pub fn take_echo(&mut self, now: Instant) -> bool {
         self.echo.take_if(|echo| *echo <= now).is_some()
     }
 
-    /// A look has cost so much CPU time.
+    /// Notes that a look has taken this much CPU time.
     pub fn looked(&mut self, cost: Duration, now: Instant) {
         self.due = None;
         let cost = cost.as_secs_f64();
         if self.has_begun {
             self.cost += 0.5 * (cost - self.cost);
         } else {
-            // It has met all coroutines for the first time, which takes longer than to meet them again.
+            // The first look met all coroutines for the first time, which takes longer than later looks.
             self.cost = cost * FIRST;
             self.has_begun = true;
         }
-        // Lags of all lengths, as many short ones as long ones.
+        // Choose from lags of all lengths, with as many short ones as long ones.
         let most = self.stretch.mul_f64(0.5).max(SOONEST);
         let lag = SOONEST.as_secs_f64() * (most.as_secs_f64() / SOONEST.as_secs_f64()).powf(self.rng.f64());
         self.echo = Some(now + Duration::from_secs_f64(lag));
     }
 
-    /// Ends the stretch if it is over, or if that is `forced`: gives how long it was.
+    /// Ends the stretch if it is over or if `forced`. Returns its length.
     pub fn end(&mut self, now: Instant, forced: bool) -> Option<Duration> {
         let over = now.saturating_duration_since(self.began);
         if over < self.stretch && !forced {
             return None;
         }
-        // Whoever comes late, as after a stop of the machine, begins anew.
+        // After a long delay, such as a suspended machine, starts a new stretch.
         let is_late = over > self.stretch * 2 || forced;
         let length = if is_late { over } else { self.stretch };
         self.began += length;
@@ -107,12 +107,12 @@ impl Pace {
         Some(length)
     }
 
-    /// How long stretches are now.
+    /// The current length of stretches.
     pub fn stretch(&self) -> Duration {
         self.stretch
     }
 
-    /// Whether they are longer than they are meant to be, since looks cost much.
+    /// Whether stretches are longer than usual because looks cost much.
     pub fn is_slowed(&self) -> bool {
         self.stretch > self.usual.mul_f64(1.05)
     }

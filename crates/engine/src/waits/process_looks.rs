@@ -18,16 +18,16 @@ use super::vm_look::CoroutineLooks;
 use crate::resolve::RequestTally;
 use crate::target::RecordTarget;
 
-/// A search for VMs may cost this share of a core,
+/// The share of a core that searches for VMs may cost.
 const SEARCH_SHARE: f64 = 0.001;
-/// and comes no more often; where there is none yet, it may cost more.
+/// The shortest interval between searches, and the share of a core that they may cost while there is no VM.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(30);
 const FIRST_SEARCH_SHARE: f64 = 0.02;
 
-/// So many of a VM's coroutines are looked at again, a moment later.
+/// The number of a VM's coroutines to look at again a moment later.
 const ECHOES: usize = 512;
 
-/// The coroutines of a process.
+/// Looks at the coroutines of a process.
 pub struct ProcessLooks {
     process: Process,
     memory: ProcessMemory,
@@ -35,19 +35,19 @@ pub struct ProcessLooks {
     requests: Option<WaitRequests>,
     c_stacks: CStacks,
     vms: Vec<CoroutineLooks>,
-    /// How many VMs there have been.
+    /// The number of VMs so far.
     vms_so_far: usize,
-    /// Whether only the VMs count that it has: somebody has chosen them.
+    /// Whether to look only at the initial VMs, because the user has chosen them.
     is_chosen: bool,
     next_search: Instant,
-    /// What is not in the look that is not added yet.
+    /// The result of the last look, until it is added to the sums.
     pending: Pending,
-    /// Those of VMs that are not there any more.
+    /// The doubts of VMs that are gone.
     doubts: Doubts,
     looked: Option<Instant>,
 }
 
-/// What the last look has found, until it is known how much time it stands for.
+/// The result of the last look, until it is known how much time it counts for.
 #[derive(Debug, Default)]
 struct Pending {
     there: f64,
@@ -55,7 +55,7 @@ struct Pending {
 }
 
 impl ProcessLooks {
-    /// Those of a target. Several processes share a profile if they have roots.
+    /// The looks at a target. If the profile has several processes, stacks get roots.
     pub fn new(target: &RecordTarget, has_root: bool, now: Instant) -> Self {
         let vms = target.recorded();
         let root = has_root.then(|| Named::Root { name: target.name().into() });
@@ -83,12 +83,12 @@ impl ProcessLooks {
         &self.process
     }
 
-    /// How many VMs there are, and how many there have been.
+    /// The number of VMs now, and the number of VMs so far.
     pub fn vms(&self) -> (usize, usize) {
         (self.vms.len(), self.vms_so_far)
     }
 
-    /// How many coroutines wait, as the last look has found it.
+    /// How many coroutines waited at the last look.
     pub fn waiting(&self) -> f64 {
         self.pending.waiting.values().sum()
     }
@@ -107,14 +107,14 @@ impl ProcessLooks {
             }
             add_pairs(profile, lag, &pairs);
         }
-        // A process that has gone meanwhile has left its memory torn.
+        // The memory of a process that has exited meanwhile is inconsistent.
         if self.process.runs_same_program() {
             self.pending = pending;
         }
         self.looked = Some(now);
     }
 
-    /// Looks again at some of the coroutines, a moment after all of them.
+    /// Looks at some of the coroutines again, a moment after the look at all of them.
     pub fn echo(&mut self, profile: &mut WaitProfile, rng: &mut fastrand::Rng) {
         let mut lag = None;
         let found = self.each_vm(profile, |vm, looking| {
@@ -126,7 +126,7 @@ impl ProcessLooks {
         found.iter().for_each(|found| add_pairs(profile, lag, &found.pairs));
     }
 
-    /// Does something to all VMs. Those that are closed meanwhile do not count.
+    /// Calls a function for all VMs. VMs that are closed meanwhile do not count.
     fn each_vm(
         &mut self,
         profile: &mut WaitProfile,
@@ -152,7 +152,7 @@ impl ProcessLooks {
         all
     }
 
-    /// Searches for VMs that are new, now and then.
+    /// Searches for new VMs from time to time.
     fn search(&mut self, now: Instant) {
         if self.is_chosen || now < self.next_search {
             return;
@@ -179,14 +179,14 @@ impl ProcessLooks {
         self.vms_so_far += 1;
     }
 
-    /// Adds what the last look has found to the sums of all processes: it stands for a stretch that is over.
+    /// Adds the result of the last look to the sums of all processes, now that its stretch is over.
     pub fn take(&mut self, sums: &mut WaitLook) {
         let Pending { there, waiting } = std::mem::take(&mut self.pending);
         sums.there += there;
         sums.waiting.extend(waiting.into_iter().filter(|(_, count)| *count > 0.0));
     }
 
-    /// The numbers of stacks have changed.
+    /// Updates the numbers of stacks after they have changed.
     pub fn renumber(&mut self, moved: &[StackId]) {
         self.names.renumber(moved);
         self.vms.iter_mut().for_each(|vm| vm.renumber(moved));
@@ -197,12 +197,12 @@ impl ProcessLooks {
         }
     }
 
-    /// What became of the look for requests, if somebody asked for them.
+    /// How many requests were found, and why the others were not, if the options ask for requests.
     pub fn requests(&self) -> Option<RequestTally> {
         self.requests.as_ref().map(WaitRequests::tally)
     }
 
-    /// What may be wrong with what was found.
+    /// What may be wrong with the results.
     pub fn doubts(&self) -> Doubts {
         let mut all = self.doubts;
         all.unsearched += self.names.unsearched();

@@ -1,4 +1,4 @@
-//! Which request a coroutine waits for, where stacks are grouped by that, or only those of some are kept.
+//! Finds the request of a waiting coroutine, if stacks are grouped by request or only the stacks of some are kept.
 
 use lj_trace_luajit::Vm;
 use lj_trace_process::ProcessMemory;
@@ -16,17 +16,17 @@ pub struct WaitRequests {
     only: Vec<(RequestKey, String)>,
 }
 
-/// What somebody has asked about a coroutine that waits.
+/// The request data of a waiting coroutine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WaitGroup {
-    /// What its stack is put under.
+    /// The frame to put its stack under.
     pub frame: Option<Named>,
-    /// Whether its request is none of those that are kept.
+    /// Whether the coroutine is left out because of its request.
     pub is_left_out: bool,
 }
 
 impl WaitRequests {
-    /// [`None`] if nobody asks for requests.
+    /// Request data as the options ask for it; [`None`] if they do not.
     pub fn asked(options: &Options, memory: &ProcessMemory, vms: &[Vm], names: &mut WaitNames) -> Option<Self> {
         options.wants_requests().then(|| Self {
             labeller: RequestLabeller::new(memory, vms, names.namer()),
@@ -35,13 +35,13 @@ impl WaitRequests {
         })
     }
 
-    /// One more VM.
+    /// Adds a VM.
     pub fn see_vm(&mut self, memory: &ProcessMemory, vm: &Vm, names: &mut WaitNames) {
         self.labeller.see_vm(memory, vm, names.namer());
     }
 
-    /// What was asked about a coroutine, whose stack has Lua functions if it `runs_lua`. It is read while the program runs: it
-    /// holds if the coroutine has not moved by the time that this is known.
+    /// The request data of a coroutine. `runs_lua` says whether its stack has Lua functions. The program runs meanwhile:
+    /// the result is valid if the coroutine has not moved when it is known.
     pub fn of(&mut self, memory: &ProcessMemory, vm: &Vm, thread: u64, runs_lua: bool) -> WaitGroup {
         let mut request = self.labeller.of_coroutine(memory, vm, thread, runs_lua);
         let is_left_out = !request.has(&self.only);
@@ -51,7 +51,7 @@ impl WaitRequests {
         WaitGroup { frame: request.group, is_left_out }
     }
 
-    /// What became of the look for requests, by coroutines that have begun to wait.
+    /// How many requests were found, and why the others were not. It counts coroutines that have begun to wait.
     pub fn tally(&self) -> RequestTally {
         self.labeller.tally()
     }

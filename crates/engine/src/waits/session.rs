@@ -22,10 +22,10 @@ use crate::session::{NewChildren, SessionControl};
 use crate::sink::{Interval, Sink, end_all, show_all};
 use crate::target::RecordTarget;
 
-/// How often it is looked for new children, and for those that have exited.
+/// The interval between two looks for new and for exited children.
 const CHILDREN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How often somebody is told how far it is.
+/// The interval between two reports of progress.
 const TOLD_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Records waits.
@@ -37,13 +37,13 @@ pub struct WaitSession<'a> {
     pace: Pace,
     rng: fastrand::Rng,
     began: Instant,
-    /// When the interval began that is under way.
+    /// When the current interval began.
     interval_began: SystemTime,
     piece: Option<String>,
     deadline: Option<Instant>,
     /// CPU time of all looks.
     cost: Duration,
-    /// Of processes that are over: what may be wrong, and what the look of this stretch has found.
+    /// The doubts about processes that are over, and the results of the current stretch's look for them.
     doubts: Doubts,
     requests: RequestTally,
     left: WaitLook,
@@ -52,7 +52,7 @@ pub struct WaitSession<'a> {
 }
 
 impl<'a> WaitSession<'a> {
-    /// Begins to look at `targets`.
+    /// Begins to watch `targets`.
     ///
     /// # Errors
     /// An output cannot be written.
@@ -110,7 +110,7 @@ impl<'a> WaitSession<'a> {
         self.processes.is_empty() || self.processes.iter().any(|process| process.vms().1 > 0)
     }
 
-    /// Records until something ends it. New ones of `children` are looked at as they come. `tell` hears how far it is.
+    /// Records until something ends it. Adds new processes from `children` as they come. Calls `tell` with the progress.
     ///
     /// # Errors
     /// An output cannot be written any more.
@@ -172,7 +172,7 @@ impl<'a> WaitSession<'a> {
         }
     }
 
-    /// How far it is, in a line.
+    /// The progress, in one line.
     fn progress(&self) -> String {
         let waiting: f64 = self.processes.iter().map(ProcessLooks::waiting).sum();
         let looks = self.profile.about().looks;
@@ -206,12 +206,12 @@ impl<'a> WaitSession<'a> {
         self.pace.looked(cost, Instant::now());
     }
 
-    /// Adds what the look of a stretch has found, which is over.
+    /// Adds the results of a stretch's look, after the stretch is over.
     fn close(&mut self, stretch: Duration) {
         let mut look = WaitLook { stretch, ..std::mem::take(&mut self.left) };
         self.processes.iter_mut().for_each(|process| process.take(&mut look));
         self.profile.add(&look);
-        // Nothing is left over that would have other numbers then.
+        // At this point, no stored result has the old numbers of stacks.
         if let Some(moved) = self.profile.keep_within_room() {
             self.processes.iter_mut().for_each(|process| process.renumber(&moved));
         }
@@ -227,11 +227,11 @@ impl<'a> WaitSession<'a> {
         }
     }
 
-    /// Ends the stretch that is under way, with a look if it has had none.
+    /// Ends the current stretch. If it has had no look, looks now.
     fn cut(&mut self) {
         if self.pace.has_no_look() {
             if !self.processes.iter().any(|process| process.process().is_alive()) {
-                // What nobody has looked at does not count.
+                // A stretch without any look does not count.
                 return;
             }
             self.look();
@@ -241,7 +241,7 @@ impl<'a> WaitSession<'a> {
         }
     }
 
-    /// Parts with processes that have exited, or run another program. Whether none is left.
+    /// Removes processes that have exited or run another program. Returns whether none is left.
     fn end_over(&mut self) -> bool {
         let Self { processes, doubts, requests, left, .. } = self;
         for mut process in processes.extract_if(.., |process| !process.process().runs_same_program()) {
@@ -258,13 +258,13 @@ impl<'a> WaitSession<'a> {
         all
     }
 
-    /// Counts what was lost since the last time.
+    /// Adds the losses since the last call to the profile.
     fn tell_losses(&mut self) {
         let lost = self.told.take(&self.all_doubts().losses());
         lost.into_iter().for_each(|(reason, count)| self.profile.lose(reason, count));
     }
 
-    /// Writes what there is so far.
+    /// Writes the outputs so far.
     fn show(&mut self) -> Result<(), EngineError> {
         self.profile.weigh();
         let interval = Interval::until_now(ProfileKind::Waits, &self.profile, self.interval_began);
@@ -276,7 +276,7 @@ impl<'a> WaitSession<'a> {
         Ok(())
     }
 
-    /// Ends all files, and begins the next ones. False if that is too early: they would have the same names.
+    /// Ends all files, and begins the next ones. Returns false if it is too early: the new files would have the same names.
     fn rotate(&mut self) -> Result<bool, EngineError> {
         let piece = now_in_names();
         if self.piece.as_ref() == Some(&piece) {
@@ -300,10 +300,10 @@ impl<'a> WaitSession<'a> {
         end_all(&mut self.sinks, &Interval::until_now(ProfileKind::Waits, &self.profile, self.interval_began))
     }
 
-    /// Ends the outputs, and says what was recorded, unless it is to be quiet.
+    /// Ends the outputs and prints the summary, unless the options say to be quiet.
     ///
     /// # Errors
-    /// What `stop` says, or an output cannot be written.
+    /// The error in `stop`, or an output cannot be written.
     pub fn finish(mut self, stop: Result<Stop, EngineError>) -> Result<(), EngineError> {
         self.cut();
         let duration = self.began.elapsed();

@@ -1,4 +1,4 @@
-//! What is said of waits when a recording ends.
+//! The summary of waits at the end of a recording.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use super::vm_found::Doubts;
 use crate::output::next_step;
 use crate::resolve::{RequestTally, UNSEARCHED};
 
-/// Reasons why figures lack something, as reports have them.
+/// Reasons why figures are incomplete, in the words of reports.
 pub const MOVING: &str = "times that a coroutine moved while it was read: it did not count as waiting then";
 pub const STALE: &str = "coroutines that were collected unnoticed: their last waits were taken back";
 pub const LATE: &str = "coroutines that were found late, so that their first waits are missing";
@@ -18,24 +18,24 @@ pub const TORN: &str = "walks for new coroutines that failed, since the program 
 pub const OVER: &str = "coroutines that were new and over before they were read: waits of such short ones are missing";
 pub const TOO_MANY: &str = "coroutines that there was no room for";
 
-/// The numbers of a recording.
+/// The figures of a recording.
 pub struct WaitSummary {
-    /// Why it ended.
+    /// Why the recording ended.
     pub end: &'static str,
-    /// How long it was.
+    /// The duration of the recording.
     pub duration: Duration,
-    /// How long the stretches between looks were in the end, if they were longer than usual.
+    /// The final length of the stretches between looks, if they were longer than usual.
     pub slowed_to: Option<Duration>,
     /// CPU time that all looks have cost.
     pub cost: Duration,
-    /// What was written.
+    /// The paths of the written files.
     pub files: Vec<PathBuf>,
-    /// What became of the look for requests, if somebody asked for them.
+    /// How many requests were found, and why the others were not, if the options ask for requests.
     pub requests: Option<RequestTally>,
 }
 
 impl Doubts {
-    /// The losses that a profile tells of.
+    /// The losses that a profile reports.
     pub fn losses(&self) -> [(&'static str, u64); 7] {
         [
             (MOVING, self.moving),
@@ -50,7 +50,7 @@ impl Doubts {
 }
 
 impl WaitSummary {
-    /// For people.
+    /// The summary as text for the user.
     pub fn text(&self, profile: &WaitProfile, doubts: &Doubts, verbose: bool) -> String {
         let mut text = String::new();
         let about = profile.about();
@@ -91,7 +91,7 @@ impl WaitSummary {
     }
 }
 
-/// For how many waits the request is known, and of how many not, and why.
+/// The number of waits whose request is known, and of those whose request is not known, with the reasons.
 fn write_requests(text: &mut String, requests: &RequestTally) {
     let RequestTally { is_wanted, found, without, unknown, .. } = requests;
     let mut parts = vec![format!("{found} with a request"), format!("{without} of coroutines that serve none")];

@@ -1,4 +1,4 @@
-//! What a look at a VM has found, and what may be wrong with it.
+//! The results of a look at a VM, and the doubts about them.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -12,58 +12,58 @@ use super::names::WaitNames;
 use super::requests::WaitRequests;
 use crate::coroutines::Status;
 
-/// A coroutine, as the last look has seen it.
+/// A coroutine, as of the last look.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
-    /// Where its `lua_State` is.
+    /// The address of its `lua_State`.
     pub address: u64,
-    /// What tells its wait from others.
+    /// The hash that identifies its wait.
     pub print: u64,
-    /// Its stack, if it waits.
+    /// Its own stack, if it waits.
     pub own: Option<StackId>,
-    /// The same behind that of the coroutine that waits for it, if it is known which that is. [`None`] as well if it is left
-    /// out: its request is none of those that are kept.
+    /// Its stack appended to the stack of the coroutine that waits for it, if that one is known. Also [`None`] if the
+    /// coroutine is left out because of its request.
     pub waits: Option<StackId>,
-    /// Whether it has moved since its stack was walked, or never was: that is to be done.
+    /// Whether its stack has to be walked: it has moved since the last walk, or was never walked.
     pub has_moved: bool,
     /// Whether this look has found it.
     pub is_new: bool,
     /// Whether this look has walked its stack.
     pub is_fresh: bool,
-    /// When it was known for certain to be there.
+    /// When it was last certain that the coroutine existed.
     pub certain: Instant,
 }
 
 impl Known {
-    /// One of which nothing is known yet.
+    /// A coroutine that has just been found.
     pub fn new(address: u64, now: Instant) -> Self {
         let (own, waits) = (None, None);
         Self { address, print: 0, own, waits, has_moved: true, is_new: true, is_fresh: false, certain: now }
     }
 
-    /// It is not in the wait any more that it was in. If it `may_wait`, its stack is to be walked.
+    /// Notes that the coroutine has left its wait. If it `may_wait`, its stack has to be walked.
     pub fn go_on(&mut self, may_wait: bool) {
         (self.own, self.waits, self.print, self.has_moved) = (None, None, 0, may_wait);
     }
 }
 
-/// What looks at a process's coroutines need.
+/// The inputs of looks at a process's coroutines.
 pub struct Looking<'a> {
     /// The process.
     pub process: &'a Process,
     /// Its memory.
     pub memory: &'a ProcessMemory,
-    /// What names frames.
+    /// Names frames.
     pub names: &'a mut WaitNames,
-    /// What finds requests, if somebody asks for them.
+    /// Finds requests, if the options ask for them.
     pub requests: &'a mut Option<WaitRequests>,
-    /// Where the figures go.
+    /// The profile that gets the figures.
     pub profile: &'a mut WaitProfile,
-    /// How many VMs the process has.
+    /// The number of VMs of the process.
     pub vms: usize,
-    /// The C stacks that threads use, found out once for all VMs of the process, if it is asked for.
+    /// The C stacks that threads use. They are read on demand, once for all VMs of the process.
     pub used_stacks: &'a mut Option<UsedStacks>,
-    /// Where they are.
+    /// The known address ranges of C stacks.
     pub c_stacks: &'a mut CStacks,
 }
 
@@ -75,26 +75,26 @@ impl Looking<'_> {
     }
 }
 
-/// What a look at a VM has found.
+/// The results of a look at a VM.
 #[derive(Debug, Default)]
 pub struct VmFound {
-    /// How many coroutines there are that are not over.
+    /// The number of coroutines that are not over.
     pub there: f64,
-    /// How many wait, by their stacks.
+    /// The number of waiting coroutines, by stack.
     pub waiting: HashMap<StackId, f64>,
-    /// How many of each stack are in the same wait as at the last look, and how many have gone on since.
+    /// For each stack, how many coroutines are in the same wait as at the last look, and how many have gone on.
     pub pairs: HashMap<StackId, [u64; 2]>,
 }
 
 impl VmFound {
-    /// Counts a coroutine that waited: whether it is still in the same wait.
+    /// Counts a coroutine that waited at the last look: whether it is still in the same wait.
     pub fn count_pair(&mut self, waits: Option<StackId>, is_same: bool) {
         if let Some(waits) = waits {
             self.pairs.entry(waits).or_insert([0; 2])[usize::from(!is_same)] += 1;
         }
     }
 
-    /// What counted as the same coroutine, in the same wait, is another one.
+    /// Corrects the counts: what counted as the same coroutine in the same wait is another one.
     pub fn is_other(&mut self, known: &Known) {
         if let Some([same, gone]) = known.waits.and_then(|waits| self.pairs.get_mut(&waits)) {
             (*same, *gone) = (same.saturating_sub(1), *gone + 1);
@@ -103,32 +103,32 @@ impl VmFound {
     }
 }
 
-/// What may be wrong with what looks have found.
+/// The doubts about the results of looks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Doubts {
-    /// Coroutines that moved each time that they were read: they do not count as waiting.
+    /// How often a coroutine moved each time it was read. It then does not count as waiting.
     pub moving: u64,
-    /// Coroutines that were not on the list any more, though their memory looked as if they were.
+    /// Coroutines that were gone from the list, although their memory still looked valid.
     pub stale: u64,
     /// Coroutines that only a walk of the whole list has found.
     pub late: u64,
-    /// Walks for new coroutines that the program led astray, or that took too long.
+    /// Walks for new coroutines that changes of the list led astray, or that took too long.
     pub torn: u64,
-    /// New coroutines that were over before their stacks were read.
+    /// New coroutines that were over before their stacks could be read.
     pub over: u64,
-    /// There are more than are looked at.
+    /// The number of coroutines beyond the limit.
     pub too_many: u64,
-    /// Functions that have no name, since that would have taken too much work to find.
+    /// Functions without a name, because it would take too much work to find.
     pub unsearched: u64,
 }
 
-/// How much a coroutine counts among those that are there.
+/// How much a coroutine counts among the existing ones.
 pub fn there(status: Status) -> f64 {
     if matches!(status, Status::Finished | Status::Dead) { 0.0 } else { 1.0 }
 }
 
 impl Doubts {
-    /// Adds those of another VM.
+    /// Adds the doubts of another VM.
     pub fn add(&mut self, other: Self) {
         self.moving += other.moving;
         self.stale += other.stale;

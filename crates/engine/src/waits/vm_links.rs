@@ -1,5 +1,5 @@
-//! Joins the stack of a coroutine to that of the one that waits for it, where that is known: the function that it waits in
-//! has it as an argument.
+//! Joins the stack of a coroutine to the stack of the coroutine that waits for it, if that is known: the function in which
+//! that one waits has the coroutine as an argument.
 
 use std::collections::HashMap;
 
@@ -8,11 +8,12 @@ use lj_trace_profile::model::StackId;
 use super::vm_found::Looking;
 use super::vm_look::CoroutineLooks;
 
-/// Coroutines that wait for each other, one for the next one.
+/// The longest chain of coroutines that wait for each other.
 const MAX_CHAIN: u32 = 8;
 
 impl CoroutineLooks {
-    /// Gives each coroutine that another one waits for the stack of both, and those that nobody waits for any more their own.
+    /// Gives each coroutine that another one waits for the joined stack of both. If no coroutine waits for it any more,
+    /// gives it its own stack again.
     pub(super) fn join(&mut self, looking: &mut Looking<'_>) {
         if self.links.is_empty() && self.joined.is_empty() {
             return;

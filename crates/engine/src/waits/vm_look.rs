@@ -1,4 +1,4 @@
-//! Looks at all coroutines of a VM: what each is doing, and whether it is still in the wait that it was in.
+//! Looks at all coroutines of a VM: what each of them does, and whether it is still in the same wait.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -13,29 +13,30 @@ use super::heads::{AT_ONCE, BatchReader, CoroutineHead};
 use super::vm_found::{Doubts, Known, Looking, VmFound, there};
 use crate::coroutines::Status;
 
-/// A VM and what is known of its coroutines.
+/// A VM, and what is known about its coroutines.
 pub struct CoroutineLooks {
     /// The VM.
     pub vm: Vm,
     pub(super) index: usize,
-    /// The oldest first, and before them the main thread.
+    /// The known coroutines: the main thread, then the others, the oldest first.
     pub(super) known: Vec<Known>,
-    /// Which coroutine waits for which, by the one that is waited for; and those whose stacks are joined.
+    /// Which coroutine waits for which, by the address of the one that is waited for; and the coroutines with joined
+    /// stacks.
     pub(super) links: HashMap<u64, u64>,
     pub(super) joined: Vec<u64>,
-    /// When the whole list is walked next.
+    /// When to walk the whole list next.
     pub(super) next_census: Option<Instant>,
     pub(super) looked: Option<Instant>,
     places: BatchReader,
     pub(super) rng: fastrand::Rng,
-    /// What it takes to walk the stack of one, in seconds of CPU time.
+    /// The cost of walking the stack of one coroutine, in seconds of CPU time.
     pub(super) walk_cost: f64,
-    /// What may be wrong so far.
+    /// The doubts so far.
     pub doubts: Doubts,
 }
 
 impl CoroutineLooks {
-    /// Of a VM with this index.
+    /// The looks at a VM with this index.
     pub fn new(vm: Vm, index: usize, now: Instant) -> Self {
         let known = vec![Known::new(vm.main_thread, now)];
         let (places, doubts) = (BatchReader::default(), Doubts::default());
@@ -54,12 +55,12 @@ impl CoroutineLooks {
         }
     }
 
-    /// Its VM's index among those of the process.
+    /// The index of the VM among the VMs of the process.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// The numbers of stacks have changed.
+    /// Updates the numbers of stacks after they have changed.
     pub fn renumber(&mut self, moved: &[StackId]) {
         for stack in self.known.iter_mut().flat_map(|known| [&mut known.own, &mut known.waits]).flatten() {
             if let Some(to) = moved.get(stack.index()) {
@@ -68,7 +69,7 @@ impl CoroutineLooks {
         }
     }
 
-    /// Looks at all coroutines; gives the time since the last look with what was found.
+    /// Looks at all coroutines; returns the results.
     pub fn look(&mut self, looking: &mut Looking<'_>) -> VmFound {
         let mut found = VmFound::default();
         let began = Instant::now();
@@ -90,8 +91,8 @@ impl CoroutineLooks {
         found
     }
 
-    /// Looks again at some of those that wait: whether they are still in the same wait. Gives the time since the last look
-    /// with what was found.
+    /// Looks again at some of the waiting coroutines, to see whether they are still in the same wait. Returns the time
+    /// since the last look, with the results.
     pub fn echo(
         &mut self,
         looking: &mut Looking<'_>,
@@ -115,7 +116,8 @@ impl CoroutineLooks {
         memory.read::<u8>(field(self.vm.global, self.vm.layout.g_gc_currentwhite)).ok()
     }
 
-    /// Reads all that are known, or those that are `chosen`, and compares. Nothing is changed in what is known of chosen ones.
+    /// Reads all known coroutines, or only the `chosen` ones, and compares. Does not change what is known about chosen
+    /// ones.
     fn look_at_known(&mut self, looking: &mut Looking<'_>, found: &mut VmFound, chosen: Option<&[usize]>) {
         let all: Vec<usize> = if chosen.is_none() { (0..self.known.len()).collect() } else { Vec::new() };
         let indices = chosen.unwrap_or(&all);
@@ -132,9 +134,9 @@ impl CoroutineLooks {
             reader.read(looking.memory, &places, |_, bytes| {
                 heads.push(bytes.and_then(|bytes| CoroutineHead::parse(vm, bytes)))
             });
-            // A collector that has just changed the colours says nothing.
+            // If the collector has just changed the colours, they say nothing.
             let white = white.filter(|_| self.white(looking.memory) == white);
-            // What may wait, with what is next to it.
+            // The coroutines that may wait, with the values next to their place.
             let mut may_wait: Vec<(usize, CoroutineHead, (u64, usize))> = Vec::new();
             for (&index, head) in group.iter().zip(&heads) {
                 let known = self.known[index];

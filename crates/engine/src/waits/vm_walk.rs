@@ -1,4 +1,4 @@
-//! Walks the stacks of coroutines that have moved since the last look, and of those that are new.
+//! Walks the stacks of coroutines that are new or have moved since the last look.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -17,22 +17,23 @@ use crate::coroutines::snapshots::{self, TOGETHER};
 use crate::coroutines::view::View;
 use crate::coroutines::{CoroutineSnapshot, LuaStack, Status};
 
-/// How often a coroutine that moves while it is read is read again.
+/// How often to read a coroutine again that moves while it is read.
 const ATTEMPTS: u32 = 3;
-/// To walk the stacks of those that have moved takes no longer in one look, in seconds,
+/// The time limit in seconds for walking the stacks of moved coroutines in one look,
 const WALK_TIME: f64 = 0.003;
-/// but so many are walked at least.
+/// and the least number of stacks to walk regardless of it.
 const LEAST_WALKS: usize = 256;
-/// A function that waits for coroutines is given no more of them.
+/// The most coroutine arguments of a waiting function.
 const MAX_ARGUMENTS: u64 = 16;
 
 impl CoroutineLooks {
-    /// Walks these stacks. Gives how many coroutines each of them stands for: if very many have moved, some stand for all.
+    /// Walks these stacks. If very many coroutines have moved, only some are walked. Returns the number of coroutines that
+    /// each of these represents.
     pub(super) fn walk_moved(&mut self, looking: &mut Looking<'_>, found: &mut VmFound, now: Instant) -> f64 {
         let gc64 = self.vm.layout.is_gc64();
         let current = VmStatus::read(looking.memory, &self.vm).ok().and_then(|status| status.current);
         let mut moved: Vec<usize> = (0..self.known.len()).filter(|&index| self.known[index].has_moved).collect();
-        // Those that wait on come to be known by and by.
+        // The others become known in later looks, if they still wait.
         let most = ((WALK_TIME / self.walk_cost.max(1e-7)) as usize).max(LEAST_WALKS);
         let each = (moved.len() as f64 / most as f64).max(1.0);
         if moved.len() > most {
@@ -42,7 +43,7 @@ impl CoroutineLooks {
             }
             moved.truncate(most);
         }
-        // What they waited for then is over.
+        // What they waited for at the last look is outdated.
         let walked: HashSet<u64> = moved.iter().map(|&index| self.known[index].address).collect();
         self.links.retain(|_, parent| !walked.contains(parent));
         let began = ClockId::THIS_THREAD.read().unwrap_or_default();
@@ -89,8 +90,8 @@ impl CoroutineLooks {
                 }
                 let view = View { live: &live, copies: snapshot.copies().to_vec() };
                 let walk = LuaStack::of_waiting(&view, vm, *own, &snapshot);
-                // A fiber that has resumed a coroutine waits where that one does. Others have left their C stack behind, which
-                // is somebody else's by now.
+                // A fiber that has resumed a coroutine waits where that coroutine does. Other coroutines have left their C
+                // stack, and something else uses it by now.
                 let is_left_behind = walk.frames.is_empty() && walk.end != WalkEnd::Complete;
                 if status == Status::Running && (looking.names.is_resuming(&walk) || is_left_behind) {
                     return;
@@ -103,7 +104,7 @@ impl CoroutineLooks {
                 if let Some(requests) = looking.requests.as_mut() {
                     let runs_lua = walk.frames.iter().any(|record| record.kind == RecordKind::Lua as u8);
                     group = requests.of(looking.memory, vm, thread, runs_lua);
-                    // It may serve another one by now.
+                    // The coroutine may serve another request by now.
                     if CoroutineSnapshot::read(looking.memory, vm, thread).as_ref() != Some(&snapshot) {
                         doubts.moving += 1;
                         known.has_moved = true;
@@ -128,7 +129,7 @@ impl CoroutineLooks {
     }
 }
 
-/// The coroutines among the arguments of a C function that is a coroutine's innermost frame.
+/// The coroutines among the arguments of the C function that is a coroutine's innermost frame.
 fn coroutines_given(
     view: &View<'_>,
     vm: &Vm,

@@ -1,4 +1,4 @@
-//! What differs between processors in stopping a process. The rest of this crate asks here.
+//! The parts of stopping a process that differ between processors. The rest of this crate uses this module for them.
 //!
 //! # What a processor's module supplies
 //!

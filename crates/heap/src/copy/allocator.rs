@@ -1,7 +1,7 @@
-//! Where LuaJIT's own allocator has its memory: a program may have a thousand times as much that is not Lua's.
+//! Finds the memory of LuaJIT's own allocator: a program may have a thousand times as much other memory.
 //!
-//! The allocator (`lj_alloc.c`) keeps a list of its segments. Blocks of 128 KB and more have mappings of their own, which
-//! are on no list, but each begins and ends with words that hardly anything else has.
+//! The allocator (`lj_alloc.c`) keeps a list of its segments. Blocks of 128 KB and more have mappings of their own. These
+//! are on no list, but each of them begins and ends with words that hardly any other memory has.
 //!
 //! LuaJIT's sources: [`malloc_segment`], [`DEFAULT_MMAP_THRESHOLD`], [`direct_alloc`], [`LJ_PAGESIZE`],
 //! [`mmap_align`].
@@ -20,27 +20,26 @@ use lj_trace_process::{PageKind, PageMap, ProcessMemory};
 
 use super::ranges::{common, union, without};
 
-/// `LJ_PAGESIZE` (`lj_arch.h`): mappings of the allocator are as long as so many of these.
+/// `LJ_PAGESIZE` (`lj_arch.h`): the sizes of the allocator's mappings are multiples of it.
 const PAGE: u64 = 4096;
 
-/// Where in `struct malloc_state` the first segment is described: after smallmap, treemap, dvsize, topsize, dv, top,
+/// The offset in `struct malloc_state` of the first segment: it comes after smallmap, treemap, dvsize, topsize, dv, top,
 /// trim_check, release_checks, 66 small bins, and 32 bins of trees.
 const SEGMENT: u64 = 8 + 6 * 8 + 66 * 8 + 32 * 8;
 
-/// What lies before a block: its own size, and that of the one before it.
+/// The words before a block: its own size, and the size of the previous block.
 const CHUNK_HEAD: u64 = 16;
 
-/// More segments than these are a list that does not end.
+/// The most segments to follow: a longer list does not end.
 const MAX_SEGMENTS: usize = 1 << 16;
 
-/// So many pages are looked at; what lies in further ones is taken for Lua's.
+/// The most pages to look at. Memory in further pages is taken for Lua's.
 const MAX_PAGES: u64 = 4 << 20;
 
-/// So many of them at once.
+/// The number of pages to look at in one go.
 const AT_ONCE: usize = 1024;
 
-/// The memory that the allocator of `vm` has, in `mappings`, the ones where it may have some; [`None`] if the VM has
-/// another allocator.
+/// The memory of the allocator of `vm`, in `mappings` that may belong to it; [`None`] if the VM has another allocator.
 pub fn extents(memory: ProcessMemory, pages: &PageMap, vm: &Vm, mappings: &[Range<u64>]) -> Option<Vec<Range<u64>>> {
     let state: u64 = memory.read(vm.global.wrapping_add(vm.layout.g_allocd.into())).ok()?;
     let segments = segments(memory, state)?;
@@ -65,12 +64,12 @@ fn segments(memory: ProcessMemory, state: u64) -> Option<Vec<Range<u64>>> {
         segments.push(base..base + size);
         at = next;
     }
-    // The state is the first block of the first segment, which may have grown downwards since.
+    // The state is the first block of the first segment. The segment may have grown downwards since.
     segments.iter().find(|segment| segment.contains(&state) && state % PAGE == CHUNK_HEAD)?;
     Some(union(segments))
 }
 
-/// The blocks with mappings of their own.
+/// Blocks that have mappings of their own.
 fn direct(memory: ProcessMemory, pages: &PageMap, elsewhere: &[Range<u64>]) -> Vec<Range<u64>> {
     let (mut found, mut looked_at) = (Vec::new(), 0);
     for range in elsewhere {
@@ -139,13 +138,13 @@ mod tests {
             unsafe { ((start + at) as *mut u64).write_volatile(word) }
         };
         let at = |page: u64| start + page * PAGE;
-        // A segment of four pages, and one of two; the state lies in the first, and tells of it last.
+        // A segment of four pages and one of two. The state lies in the first segment, which the list has last.
         write(16 + SEGMENT, at(8));
         write(16 + SEGMENT + 8, 2 * PAGE);
         write(16 + SEGMENT + 16, start + 0x2000);
         write(0x2000, start);
         write(0x2008, 4 * PAGE);
-        // Two blocks with five and three pages, and what only looks like one.
+        // Two blocks with five and three pages, and memory that only looks like a block.
         for (page, count) in [(20, 5), (25, 3)] {
             write(page * PAGE, 1);
             write(page * PAGE + 8, count * PAGE - 32 + 2);

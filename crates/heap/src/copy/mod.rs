@@ -1,5 +1,5 @@
-//! A copy of a process's memory: it is read once, in large pieces, one after the other, and looked at afterwards. That
-//! takes a second for some gigabytes, where following the references of a heap takes ten times as long.
+//! A copy of a process's memory: it is read once, in large pieces from beginning to end, and searched afterwards. That
+//! takes a second for some gigabytes; following references in the process would take ten times as long.
 
 mod allocator;
 mod pages;
@@ -22,10 +22,10 @@ pub use self::store::{CopyStoreError, folders};
 use super::blocks::ReadSome;
 use super::not_on_stack::NotOnStack;
 
-/// So many bytes are read at once: they are still in the CPU's cache when they are stored.
+/// The number of bytes to read at a time: few enough to be in the CPU's cache when they are stored.
 const PIECE: usize = 1 << 20;
 
-/// The most places that one system call reads (`UIO_MAXIOV`).
+/// The most ranges that one system call reads (`UIO_MAXIOV`).
 const MAX_PLACES: usize = 1024;
 
 /// A run of pages in the copy.
@@ -33,11 +33,11 @@ const MAX_PLACES: usize = 1024;
 struct Run {
     start: u64,
     length: u64,
-    /// Where in the store it begins.
+    /// The offset of the run in the store.
     offset: u64,
 }
 
-/// What of a process's memory is to be copied.
+/// Which memory of a process to copy.
 #[derive(Debug)]
 pub struct Plan<'a> {
     process: &'a Process,
@@ -47,19 +47,19 @@ pub struct Plan<'a> {
     allocators: Option<AllocatorMemory>,
 }
 
-/// Where the allocators of all VMs have their memory.
+/// The memory of the allocators of all VMs.
 #[derive(Debug)]
 struct AllocatorMemory {
     extents: Vec<Range<u64>>,
-    /// The mappings that were searched for it.
+    /// The mappings that were searched for this memory.
     searched: Vec<Range<u64>>,
 }
 
 impl<'a> Plan<'a> {
-    /// A plan for the heaps of `vms`, whose sizes are `totals`. There has to be room in one of `folders` for what is more
-    /// than some megabytes.
+    /// A plan for the heaps of `vms`, whose sizes are `totals`. One of `folders` must have room for the copy if it is
+    /// larger than some megabytes.
     pub fn new(process: &'a Process, maps: &Maps, vms: &[Vm], totals: &[u64], folders: Vec<PathBuf>) -> Self {
-        /// So much more than Lua's a process may have, and all of it is copied.
+        /// If a process has at most this much memory besides Lua's, all of it is copied.
         const ROOM: u64 = 128 << 20;
         let gc64 = vms.iter().any(|vm| vm.layout.is_gc64());
         let pages = PageMap::open(process.pid());
@@ -70,17 +70,17 @@ impl<'a> Plan<'a> {
             let extents = vms.iter().map(of).collect::<Option<Vec<_>>>()?.concat();
             Some(AllocatorMemory { extents: union(extents), searched: mappings })
         };
-        // Without GC64 it is narrowed enough by addresses having 32 bits.
+        // Without GC64, addresses have 32 bits, which narrows the search enough.
         let is_much = gc64 && process.rss() > of_lua.saturating_mul(2).saturating_add(ROOM);
         let allocators = if is_much { find() } else { None };
         Self { process, gc64, pages, folders, allocators }
     }
 
-    /// What is to be copied, now that the mappings are these.
+    /// The memory to copy, now that `maps` are the mappings of the process.
     fn wanted(&self, maps: &Maps) -> Vec<Range<u64>> {
         let all = pages::mappings(maps, self.gc64);
         let Some(AllocatorMemory { extents, searched }) = &self.allocators else { return all };
-        // What has come to it since was not searched.
+        // Memory that was mapped since has not been searched, so it is copied, too.
         let mut wanted = common(extents, &all);
         wanted.extend(without(&all, searched));
         wanted.extend(pages::small(maps));
@@ -88,24 +88,24 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// A copy of the memory of a process. What was not copied, such as files, is read from the process itself.
+/// A copy of the memory of a process. Memory that was not copied, such as files, is read from the process itself.
 #[derive(Debug)]
 pub struct HeapCopy {
     runs: Vec<Run>,
     store: CopyStore,
-    /// What was looked at: a page in there that is not in a run is one of zeros.
+    /// The ranges that were read. A page in one of them that is in no run has only zeros.
     covered: Vec<Range<u64>>,
     maps: Maps,
     live: NotOnStack,
-    /// What was read later, by the start of the mapping.
+    /// The bytes that were read later, by the start of their mapping.
     outside: RefCell<BTreeMap<u64, u64>>,
-    /// The last run that was asked for.
+    /// The index of the last run that was used.
     last: Cell<usize>,
 }
 
 impl HeapCopy {
-    /// Copies what there is. `progress` is called after each piece, with the bytes that are copied and all that there
-    /// are.
+    /// Copies the memory of the plan. Calls `progress` after each piece, with the bytes copied so far and the bytes to
+    /// copy.
     ///
     /// # Errors
     /// [`CopyStoreError`] if there is no room for it.
@@ -142,17 +142,17 @@ impl HeapCopy {
         Ok(Self { runs, store, covered, maps, live, outside, last })
     }
 
-    /// The mappings of the process when it was copied.
+    /// The mappings of the process at the time of the copy.
     pub const fn maps(&self) -> &Maps {
         &self.maps
     }
 
-    /// How many bytes were read from the process, those that were read later included.
+    /// The bytes that were read from the process, including those that were read later.
     pub fn bytes_read(&self) -> u64 {
         self.store.len() + self.outside().into_iter().map(|(_, bytes)| bytes).sum::<u64>()
     }
 
-    /// What was not copied, but read from the process later: names of mappings, with how many bytes that were.
+    /// The memory that was not copied but read from the process later: the names of mappings, and the bytes read from each.
     pub fn outside(&self) -> Vec<(String, u64)> {
         let name = |start: u64| match self.maps.find(start) {
             Some(mapping) if !mapping.path.is_empty() => mapping.path.clone(),
@@ -161,7 +161,7 @@ impl HeapCopy {
         self.outside.borrow().iter().map(|(&start, &bytes)| (name(start), bytes)).collect()
     }
 
-    /// Reads from the copy: how many bytes, and whether it may go on behind them.
+    /// Reads from the copy. Returns the number of bytes, and whether the process may have more after them.
     fn read_copied(&self, address: u64, buffer: &mut [u8]) -> usize {
         let mut done = 0;
         while done < buffer.len() {
@@ -176,7 +176,7 @@ impl HeapCopy {
                 Err(next) => {
                     let index = self.covered.partition_point(|range| range.end <= at);
                     let Some(range) = self.covered.get(index).filter(|range| range.contains(&at)) else { break };
-                    // A page of a file that nobody has written to yet is what the file has there.
+                    // A page of a private file mapping that was never written to has the contents of the file.
                     if self.maps.find(at).is_none_or(|mapping| mapping.is_file()) {
                         break;
                     }
@@ -193,7 +193,7 @@ impl HeapCopy {
         done
     }
 
-    /// The run that holds an address, or where the next one begins.
+    /// The run that contains an address, or the start of the next run.
     fn run(&self, address: u64) -> Result<&Run, u64> {
         let holds = |run: &&Run| (run.start..run.start + run.length).contains(&address);
         if let Some(run) = self.runs.get(self.last.get()).filter(holds) {
@@ -217,7 +217,7 @@ impl ReadSome for &HeapCopy {
         let Some(mapping) = self.maps.find(address).filter(|mapping| mapping.read) else { return 0 };
         let length = usize::try_from(mapping.end - address).unwrap_or(usize::MAX).min(buffer.len());
         let count = self.live.read_some(address, &mut buffer[..length]);
-        // What cannot be written has not changed since.
+        // Memory that cannot be written has not changed since the copy.
         if mapping.write {
             *self.outside.borrow_mut().entry(mapping.start).or_default() += count as u64;
         }
@@ -237,7 +237,7 @@ impl ReadMemory for &HeapCopy {
     }
 }
 
-/// Reads places, and stores them.
+/// Reads ranges and stores them.
 struct Copier<'a> {
     memory: ProcessMemory,
     page: u64,
@@ -272,7 +272,7 @@ impl Copier<'_> {
                 }
                 rest = &mut rest[1..];
             }
-            // The page behind it is not there any more: a process that runs gives memory back.
+            // The next page is gone: a running process gives memory back.
             if let Some((start, length)) = rest.first_mut() {
                 let next = (*start / self.page + 1) * self.page;
                 let passed = ((next - *start) as usize).min(*length);

@@ -1,4 +1,4 @@
-//! Which mappings of a process a Lua heap may be in.
+//! The mappings of a process that may contain a Lua heap.
 //!
 //! LuaJIT's sources: [`GCRef`].
 //!
@@ -10,20 +10,20 @@ use lj_trace_process::{Mapping, Maps};
 
 use super::ranges::union;
 
-/// Longer mappings are no Lua heap, but addresses that somebody has reserved (AddressSanitizer's shadow has terabytes):
-/// to ask for their pages would take longer than to read a heap.
+/// The longest mapping to search. Longer ones are reserved addresses and not a Lua heap (AddressSanitizer's shadow has
+/// terabytes): it would take longer to ask for their pages than to read a heap.
 const MAX_MAPPING: u64 = 256 << 30;
 
-/// The mappings that a Lua heap may be in: what is private to the process and writable. Without GC64 references have 32
-/// bits (`GCRef`, `lj_obj.h`), so that all of it is below 4 GB; of what is above, small mappings are taken all the same:
-/// they hold the C stacks, which tell where in their code coroutines are.
+/// The mappings that may contain a Lua heap: private and writable ones. Without GC64, references have 32 bits (`GCRef`,
+/// `lj_obj.h`), so that the whole heap is below 4 GB. Small mappings above that are included all the same: they hold the C
+/// stacks, which show where in their code coroutines are.
 pub fn mappings(maps: &Maps, gc64: bool) -> Vec<Range<u64>> {
     const LOW: u64 = 1 << 32;
     let is_wanted = |mapping: &&Mapping| is_memory(mapping) && (gc64 || mapping.start < LOW || is_small(mapping));
     union(maps.iter().filter(is_wanted).map(|mapping| mapping.start..mapping.end).collect())
 }
 
-/// Those of them that are small.
+/// The small ones of these mappings.
 pub fn small(maps: &Maps) -> impl Iterator<Item = Range<u64>> {
     let is_wanted = |mapping: &&Mapping| is_memory(mapping) && is_small(mapping);
     maps.iter().filter(is_wanted).map(|mapping| mapping.start..mapping.end)

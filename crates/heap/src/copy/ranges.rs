@@ -1,4 +1,4 @@
-//! Sets of addresses: ranges in their order, none of which touches another.
+//! Sets of addresses: sorted ranges that do not touch each other.
 
 use std::ops::Range;
 

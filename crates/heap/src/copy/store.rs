@@ -1,14 +1,14 @@
-//! Bytes that are kept until they are looked at: some of them in memory, what is more in a file that has no name.
+//! Stores bytes until they are needed: the first of them in memory, the rest in an unnamed file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// So many bytes are kept in memory.
+/// The number of bytes to keep in memory.
 const IN_MEMORY: usize = 32 << 20;
 
-/// Why the bytes cannot be kept.
+/// The bytes cannot be stored.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot keep a copy of the heap in {}: {source} (it takes as much room as the heap; TMPDIR names another folder)",
@@ -17,11 +17,11 @@ const IN_MEMORY: usize = 32 << 20;
 pub struct CopyStoreError {
     /// The folder of the file.
     pub folder: PathBuf,
-    /// Why.
+    /// The cause.
     pub source: io::Error,
 }
 
-/// Bytes, one after the other.
+/// A store of bytes, which grows at its end.
 #[derive(Debug)]
 pub struct CopyStore {
     memory: Vec<u8>,
@@ -32,7 +32,7 @@ pub struct CopyStore {
 }
 
 impl CopyStore {
-    /// An empty one, whose file will be in the first of these folders that takes it.
+    /// An empty store. Its file will be in the first of these folders that takes it.
     pub fn new(folders: Vec<PathBuf>) -> Self {
         Self::with_limit(folders, IN_MEMORY)
     }
@@ -41,7 +41,7 @@ impl CopyStore {
         Self { memory: Vec::new(), limit, file: None, length: 0, folders }
     }
 
-    /// How many bytes there are.
+    /// The number of bytes.
     pub const fn len(&self) -> u64 {
         self.length
     }
@@ -49,7 +49,7 @@ impl CopyStore {
     /// Adds bytes at the end.
     ///
     /// # Errors
-    /// [`CopyStoreError`] if no file can be made, or its file system is full.
+    /// [`CopyStoreError`] if no file can be created, or its file system is full.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), CopyStoreError> {
         if self.file.is_none() && self.memory.len() + bytes.len() <= self.limit {
             self.memory.extend_from_slice(bytes);
@@ -77,7 +77,7 @@ impl CopyStore {
         Err(refused.unwrap_or_else(nowhere))
     }
 
-    /// Reads bytes from `offset` on; how many that were.
+    /// Reads bytes from `offset` on; returns the number of bytes.
     pub fn read(&self, offset: u64, buffer: &mut [u8]) -> usize {
         let in_memory = self.memory.len() as u64;
         if offset < in_memory {
@@ -100,12 +100,12 @@ impl CopyStore {
     }
 }
 
-/// Opens a file for nobody else, which is gone when it is closed, whatever becomes of lj-trace.
+/// Creates a file that no other process can open. It disappears when it is closed, even if lj-trace is killed.
 fn unnamed(folder: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);
     match options.clone().custom_flags(libc::O_TMPFILE).open(folder) {
-        // Not every file system can: NFS, older overlays.
+        // Not every file system supports this: NFS and older overlays do not.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => {}
         outcome => return outcome,
     }
@@ -115,7 +115,7 @@ fn unnamed(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Where the file may be: beside the first output, in `$TMPDIR`, or where temporary files are.
+/// The folders for the file: that of the first output, `$TMPDIR`, and the folder of temporary files.
 pub fn folders(output: Option<&Path>) -> Vec<PathBuf> {
     let beside = output.map(|output| match output.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),

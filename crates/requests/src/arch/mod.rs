@@ -1,4 +1,4 @@
-//! What the program's own code says of its data: the only part that depends on the processor.
+//! Reads from the program's own code where its data is: the only part that depends on the processor.
 //!
 //! # What a processor's module supplies
 //!
@@ -27,16 +27,17 @@ compile_error!(
 /// Where lua-nginx-module keeps the phase of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accessor {
-    /// Which element of a request's contexts is the module's.
+    /// The index of the module's context among the contexts of a request.
     pub index: u32,
-    /// Where that context has the phase, in bytes.
+    /// The offset of the phase in that context, in bytes.
     pub phase: u32,
-    /// Which bits of the four bytes there are the phase.
+    /// The mask of the phase in the four bytes at that offset.
     pub mask: u32,
 }
 
 impl Accessor {
-    /// What a function at `address` with this `code` reads that gets a request, and returns the phase of its context.
+    /// The fields that a function with this `code` at `address` reads. The function gets a request, and returns the phase
+    /// of its context.
     pub fn read(memory: &impl ReadMemory, code: &[u8], address: u64) -> Option<Self> {
         read_accessor(memory, code, address)
     }

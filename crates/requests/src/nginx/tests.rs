@@ -4,7 +4,7 @@ use lj_trace_common::memory::{Pod, Unreadable};
 
 use super::*;
 
-/// Memory of words at chosen addresses.
+/// Memory with words at chosen addresses.
 #[derive(Clone, Default)]
 struct Words(BTreeMap<u64, u64>);
 
@@ -46,10 +46,10 @@ const NAME: u64 = 0x60_0000;
 const SERVER_NAME: u64 = 0x61_0000;
 const FILE: u64 = 0x62_0000;
 
-/// How builds lay a location out: whether it has a second name, and regular expressions.
+/// The layouts of a location in different builds: whether it has a second name, and regular expressions.
 const BUILDS: [(bool, bool); 4] = [(true, true), (false, true), (true, false), (false, false)];
 
-/// A location of such a build, and which of its words points back.
+/// A location in such a build, and the index of the word that points back.
 fn location(name: &str, (second, expressions): (bool, bool), regex: u64, bits: u64) -> ([u64; WORDS], usize) {
     let mut words = vec![name.len() as u64, NAME];
     if second {
@@ -104,7 +104,7 @@ fn locations_read_as_they_are_written() {
             let place = Configurations::default().place(&memory("/cart", &words), &marks()).unwrap();
             assert_eq!(place.server.as_deref(), Some("shop"));
             let shown = place.location.unwrap();
-            // Without regular expressions it is not told how a location is matched.
+            // Without regular expressions, the memory does not show how a location is matched.
             assert_eq!(&*shown, if build.1 { written } else { "/cart" }, "{build:?} {bits}");
         }
     }
@@ -119,7 +119,7 @@ fn a_location_that_is_not_pointed_at_and_back_is_none() {
         Configurations::default().place(&memory, &marks())
     };
     assert!(place(&right, "/cart", |_| {}).is_ok());
-    // Nearly right: everything but the pointer back, which is that of another array, or of none.
+    // Nearly right: only the pointer back is wrong. It points to another array, or to none.
     for other in [0, LOCATIONS + 8, LOCATIONS - 8, LOCATION] {
         let mut words = right;
         words[back] = other;

@@ -1,10 +1,10 @@
-//! One column, read row by row in step with the others.
+//! Reads one column row by row, in step with the others.
 
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_typed_column_reader};
 use parquet::data_type::DataType;
 use parquet::errors::Result;
 
-/// A column, and the values of some rows.
+/// A column, with the values of some rows in memory.
 pub struct ReadColumn<D: DataType> {
     reader: ColumnReaderImpl<D>,
     most: i16,
@@ -16,14 +16,14 @@ pub struct ReadColumn<D: DataType> {
 }
 
 impl<D: DataType> ReadColumn<D> {
-    /// A column whose highest definition level is `most`. The type of its values has been checked.
+    /// A column whose highest definition level is `most`. The caller has checked the type of its values.
     pub fn new(reader: ColumnReader, most: i16) -> Self {
         let reader = get_typed_column_reader(reader);
         let (values, definition, repetition) = (Vec::new(), Vec::new(), Vec::new());
         Self { reader, most, values, definition, repetition, value: 0, level: 0 }
     }
 
-    /// Reads so many rows; gives whether there were as many.
+    /// Reads `rows` rows; returns whether there were as many.
     pub fn fill(&mut self, rows: usize) -> Result<bool> {
         (self.value, self.level) = (0, 0);
         self.values.clear();
@@ -34,7 +34,7 @@ impl<D: DataType> ReadColumn<D> {
         Ok(read == rows)
     }
 
-    /// Passes over so many rows; gives whether there were as many.
+    /// Skips `rows` rows; returns whether there were as many.
     pub fn skip(&mut self, rows: usize) -> Result<bool> {
         Ok(self.reader.skip_records(rows)? == rows)
     }
@@ -52,7 +52,7 @@ impl<D: DataType> ReadColumn<D> {
         self.one().cloned()
     }
 
-    /// The elements of the next row's list.
+    /// Calls `each` with the elements of the next row's list.
     pub fn list(&mut self, mut each: impl FnMut(Option<&D::T>)) {
         let is_empty = self.definition.get(self.level) == Some(&0);
         if is_empty {

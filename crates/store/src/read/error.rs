@@ -1,4 +1,4 @@
-//! Why something is not read.
+//! The errors of reading.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,23 +9,23 @@ use std::path::PathBuf;
 pub struct ReadError {
     /// The folder.
     pub folder: PathBuf,
-    /// What the system says.
+    /// The system's error.
     pub error: io::Error,
 }
 
-/// Why a file is left out.
+/// Why a file was left out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RefusedFile {
-    /// It cannot be opened, or is a link, a pipe, a device.
+    /// The file cannot be opened, or is a link, a pipe or a device.
     #[error("it cannot be opened: {0}")]
     NotOpened(String),
-    /// It does not end as Parquet files do.
+    /// The file does not end as Parquet files do.
     #[error("no Parquet file, or one that is cut off")]
     NotParquet,
-    /// It has other columns.
+    /// The file has other columns.
     #[error("it has no column {0} as lj-trace writes it")]
     OtherColumns(String),
-    /// What it says of itself cannot be.
+    /// The file's metadata is inconsistent.
     #[error("it is damaged: {0}")]
     Damaged(String),
 }

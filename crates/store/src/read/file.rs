@@ -1,4 +1,4 @@
-//! One file: whether it is what it should be, and which of its row groups are of interest.
+//! Reads one file: checks that it is valid, and reads those row groups that may match the query.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -19,26 +19,26 @@ use super::query::Query;
 use super::rows::Group;
 use crate::schema::{CPU, Column, MEMORY, columns};
 
-/// Bytes of what a file says of itself, at most. The store's own have some kilobytes.
+/// The most bytes of a file's metadata. The store's own files have some kilobytes.
 const FOOTER: u64 = 16 << 20;
 
-/// Bytes of a file, at most; the store ends them at 64 MB.
+/// The most bytes of a file. The store completes a file at 64 MB.
 const FILE: u64 = 4 << 30;
 
-/// Bytes of one column of a row group as it is written, at most.
+/// The most bytes of one column of a row group as it is written.
 const CHUNK: i64 = 1 << 30;
 
-/// What every Parquet file ends with.
+/// The last bytes of every Parquet file.
 const MAGIC: &[u8] = b"PAR1";
 
-/// A file, read at places. Nothing is read beyond the end that it had when it was opened.
+/// A file with random access. Bytes beyond the end that it had when it was opened are not read.
 #[derive(Clone)]
 struct Input {
     file: Arc<File>,
     length: u64,
 }
 
-/// A place in it.
+/// A position in the file.
 struct At {
     input: Input,
     place: u64,
@@ -78,13 +78,13 @@ impl ChunkReader for Input {
     }
 }
 
-/// Reads what is asked for.
+/// Reads the rows that match the query.
 pub fn read(file: &File, query: &Query, merged: &mut Merged) -> Result<(), RefusedFile> {
     let length = file.metadata().map_err(|error| RefusedFile::NotOpened(error.to_string()))?.len();
     let file = file.try_clone().map_err(|error| RefusedFile::NotOpened(error.to_string()))?;
     let input = Input { file: Arc::new(file), length };
     check_end(&input)?;
-    // Of garbage, the library may think that it cannot be. What came before stays, as of any file that ends early.
+    // The library may panic on invalid data. Rows before that stay, as they do for any file that ends early.
     let outcome = catch_unwind(AssertUnwindSafe(|| read_groups(input, query, merged)));
     outcome.unwrap_or_else(|_| Err(RefusedFile::Damaged("its pages contradict each other".to_owned())))
 }
@@ -104,7 +104,7 @@ fn read_groups(input: Input, query: &Query, merged: &mut Merged) -> Result<(), R
     Ok(())
 }
 
-/// Whether it ends as a Parquet file of a reasonable size does. A sparse file of terabytes does not.
+/// Whether the file ends as a Parquet file of plausible size. A sparse file of terabytes does not.
 fn check_end(input: &Input) -> Result<(), RefusedFile> {
     let mut end = [0; 8];
     let at = input.length.checked_sub(8).filter(|_| input.length <= FILE).ok_or(RefusedFile::NotParquet)?;
@@ -120,7 +120,7 @@ fn check_end(input: &Input) -> Result<(), RefusedFile> {
     }
 }
 
-/// Where the columns are in this file: others may have been added by whoever rewrote it.
+/// The indices of our columns in this file: a program that has rewritten the file may have added others.
 fn places(schema: &SchemaDescriptor) -> Result<Vec<usize>, RefusedFile> {
     let ours = columns();
     let place = |column: Column| {
@@ -137,7 +137,7 @@ fn places(schema: &SchemaDescriptor) -> Result<Vec<usize>, RefusedFile> {
     Column::ALL.into_iter().map(place).collect()
 }
 
-/// The library takes it for granted that chunks lie within their file.
+/// Checks a row group: the library assumes that chunks lie within their file.
 fn check_group(group: &RowGroupMetaData, length: u64) -> Result<(), RefusedFile> {
     let damaged = |what: &str| Err(RefusedFile::Damaged(what.to_owned()));
     if !(0..=1 << 32).contains(&group.num_rows()) {
@@ -157,7 +157,7 @@ fn check_group(group: &RowGroupMetaData, length: u64) -> Result<(), RefusedFile>
     Ok(())
 }
 
-/// Whether a row group can have some of what is asked for, by the least and the greatest value of its columns.
+/// Whether a row group may have matching rows, judged by the least and the greatest value of its columns.
 fn may_have(group: &RowGroupMetaData, places: &[usize], query: &Query) -> bool {
     let statistics = |column: Column| group.column(places[column as usize]).statistics();
     let numbers = |column, from: i64, to: i64| match statistics(column) {
@@ -168,7 +168,7 @@ fn may_have(group: &RowGroupMetaData, places: &[usize], query: &Query) -> bool {
     };
     let text = |column, wanted: Option<&str>| match (statistics(column), wanted) {
         (Some(Statistics::ByteArray(of)), Some(wanted)) => {
-            // Long texts are cut there.
+            // Statistics cut long texts at this length.
             let wanted = &wanted.as_bytes()[..wanted.len().min(32)];
             let cut = |bytes: &[u8]| bytes[..bytes.len().min(32)].to_vec();
             of.min_opt().is_none_or(|least| cut(least.data()).as_slice() <= wanted)

@@ -1,4 +1,4 @@
-//! The files of a folder that can have some of what is asked for.
+//! Finds the files of a folder that may match a query.
 
 use std::fs::File;
 use std::io;
@@ -7,16 +7,16 @@ use super::error::RefusedFile;
 use super::query::Query;
 use crate::folder::Folder;
 
-/// A file with its name within the folder, or why it is not opened.
+/// A file with its name within the folder, or the reason why it was not opened.
 type Found = Result<(String, File), (String, RefusedFile)>;
 
-/// Hands out all files, by date and service.
+/// Passes all files to `take`, by date and service.
 pub fn each(root: &Folder, query: &Query, take: &mut dyn FnMut(Found)) -> io::Result<()> {
     for entry in root.entries()? {
         if !entry.is_folder {
             hand_out(root, "", &entry.name, take);
         } else if entry.name.starts_with("date=") && query.has_date(&entry.name) {
-            // What is removed meanwhile was too old.
+            // A folder that disappears meanwhile was too old, so the store has removed it.
             let Ok(date) = root.inside(&entry.name) else { continue };
             of_date(&date, &entry.name, query, take)?;
         }
@@ -38,7 +38,7 @@ fn of_date(date: &Folder, path: &str, query: &Query, take: &mut dyn FnMut(Found)
     Ok(())
 }
 
-/// Engines leave out names that begin with a dot or an underscore, and so does this.
+/// Ignores names that begin with a dot or an underscore, as query engines do.
 fn hand_out(folder: &Folder, path: &str, name: &str, take: &mut dyn FnMut(Found)) {
     if name.starts_with(['.', '_']) || !name.ends_with(".parquet") {
         return;

@@ -1,4 +1,4 @@
-//! Rows of many intervals as one profile.
+//! Merges the rows of many intervals into one profile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::BuildHasher as _;
@@ -17,30 +17,30 @@ use super::rows::{OfInterval, ReadRow};
 use crate::frames::{ReadFrame, state};
 use crate::schema::{LOST, label};
 
-/// What a folder has of what was asked for.
+/// The profiles that match a query.
 #[derive(Debug, Default)]
 pub struct Selection {
-    /// Where CPU time went, if there is something of it.
+    /// The CPU profile; [`None`] if no row matches.
     pub cpu: Option<CpuProfile>,
-    /// Who allocated, if there is something of it.
+    /// The memory profile; [`None`] if no row matches.
     pub memory: Option<MemoryProfile>,
-    /// Files that are left out, and why, the first of them.
+    /// The first files that were left out, and why.
     pub refused: Vec<(String, RefusedFile)>,
-    /// How many were left out.
+    /// The number of files that were left out.
     pub refused_files: u64,
-    /// Rows of measures that this version does not know.
+    /// The number of rows with measures that this version does not know.
     pub unknown_rows: u64,
-    /// Rates of sampling, if there are several: the samples of all count as if they were taken at the highest.
+    /// The sampling rates, if there are several. All samples are weighted as if they were taken at the highest rate.
     pub rates: Vec<u32>,
 }
 
-/// Files of which it is told why they are left out.
+/// The most left-out files to list with a reason.
 const TOLD: usize = 5;
 
-/// Bytes of memory that stacks may take, about; beyond that, the rarest lose their innermost frames.
+/// The approximate most bytes of memory for stacks. Beyond it, the rarest stacks lose their innermost frames.
 const STACKS: usize = 256 << 20;
 
-/// What is gathered.
+/// The rows that were merged so far.
 #[derive(Debug, Default)]
 pub struct Merged {
     cpu: OfKind,
@@ -50,20 +50,20 @@ pub struct Merged {
     unknown_rows: u64,
 }
 
-/// What is gathered of a kind.
+/// The merged rows of one kind of profile.
 #[derive(Debug, Default)]
 struct OfKind {
     stacks: StackTable,
     frames: HashMap<[u64; 2], FrameId>,
     hashers: [foldhash::quality::RandomState; 2],
     losses: BTreeMap<String, u64>,
-    /// Which weights were measured, if only as zero.
+    /// Which weights were measured, even if their value was zero.
     measured: [bool; 5],
-    /// Nanoseconds that a sample stands for.
+    /// The sampling periods, in nanoseconds per sample.
     periods: BTreeSet<i64>,
-    /// What was allocated, and held, by microseconds.
+    /// Bytes allocated and bytes held, by time in microseconds.
     times: BTreeMap<i64, [u64; 2]>,
-    /// Of errors of bytes, the squares.
+    /// The sum of the squared errors of bytes.
     errors: f64,
     last: Option<OfInterval>,
     intervals: u64,
@@ -73,13 +73,13 @@ struct OfKind {
     pids: BTreeSet<u32>,
 }
 
-/// Names and numbers of processes that are kept for titles.
+/// The most names and ids of processes to keep for titles.
 const NAMES: usize = 1000;
 
-/// Points in time that are kept.
+/// The most points in time to keep.
 const TIMES: usize = 100_000;
 
-/// Places of weights: samples, and the nanoseconds that they stand for; or those of a memory profile.
+/// Indices of weights: the samples, and the nanoseconds that they count for. A memory profile has its own indices.
 const SAMPLES: usize = 0;
 const NANOSECONDS: usize = 1;
 
@@ -93,7 +93,7 @@ fn index_of(sample_type: &[u8], is_cpu: bool) -> Option<usize> {
 }
 
 impl Merged {
-    /// Notes that a file is left out.
+    /// Notes that a file was left out.
     pub fn refuse(&mut self, name: String, why: RefusedFile) {
         self.refused_files += 1;
         if self.refused.len() < TOLD {
@@ -101,7 +101,7 @@ impl Merged {
         }
     }
 
-    /// Takes in a row.
+    /// Adds a row.
     pub fn add(&mut self, interval: &OfInterval, row: &ReadRow) {
         let of_kind = if interval.is_cpu { &mut self.cpu } else { &mut self.memory };
         of_kind.note(interval);
@@ -117,7 +117,7 @@ impl Merged {
         }
     }
 
-    /// What was gathered, as profiles.
+    /// The merged rows as profiles.
     pub fn selection(self, query: &Query) -> Selection {
         let Self { cpu, memory, refused, refused_files, unknown_rows } = self;
         let rates = if cpu.periods.len() > 1 {
@@ -136,7 +136,7 @@ impl Merged {
     }
 }
 
-/// Samples a second.
+/// The sampling rate of a period in nanoseconds, in samples per second.
 fn rate(period: i64) -> Option<u32> {
     let period = u64::try_from(period).ok().filter(|&period| period > 0)?;
     u32::try_from((1_000_000_000 + period / 2) / period).ok()
@@ -191,7 +191,7 @@ impl OfKind {
         }
     }
 
-    /// The number of a frame. Most are known; comparing two hashes takes no copies of names.
+    /// The number of a frame. Most frames are known, and comparing two hashes copies no names.
     fn frame(&mut self, frame: ReadFrame<'_>) -> FrameId {
         let key = [0, 1].map(|index: usize| {
             let ReadFrame { shown, kind, name, file, first_line, line } = frame;
@@ -205,7 +205,7 @@ impl OfKind {
         id
     }
 
-    /// Whose profile it is.
+    /// The title, which names the processes.
     fn title(&self, what: &str) -> String {
         let one = |names: &BTreeSet<String>, all: &str| match names.iter().next() {
             Some(name) if names.len() == 1 => name.clone(),
@@ -221,7 +221,7 @@ impl OfKind {
         Some(Recorded { began, duration: Duration::from_micros(last.saturating_sub(first)) })
     }
 
-    /// The process, if it is one.
+    /// The process id, if all rows are of one process.
     fn pid(&self) -> Option<u32> {
         self.pids.first().copied().filter(|_| self.pids.len() == 1)
     }
@@ -233,7 +233,7 @@ impl OfKind {
         let shortest = self.periods.first().copied();
         profile.rate = shortest.and_then(rate);
         let shortest = shortest.and_then(|period| u64::try_from(period).ok()).filter(|&period| period > 0);
-        // Nanoseconds that are less than a sample go to the next stack, so that the sum is right.
+        // Nanoseconds below a whole sample carry over to the next stack, so that the sum is right.
         let mut left = 0;
         for (id, row) in self.stacks.numbered() {
             let samples = match shortest {
@@ -277,7 +277,7 @@ impl OfKind {
     }
 }
 
-/// The labels of a row, and the name of its root.
+/// The labels of a row, and the name of its root frame.
 fn labels(pairs: &[(String, String)]) -> (Labels, Option<&str>) {
     let get = |wanted| pairs.iter().find(|(key, _)| key == wanted).map(|(_, value)| value.as_str());
     let thread = get(label::THREAD_ID).and_then(|tid| tid.parse().ok());

@@ -1,4 +1,4 @@
-//! Files into profiles.
+//! Makes profiles from files.
 
 mod columns;
 mod error;
@@ -17,7 +17,7 @@ pub use query::Query;
 
 use crate::folder::Folder;
 
-/// Makes profiles of all that a folder has of what is asked for. Files that cannot be read are left out, and named in
+/// Reads the profiles in a folder that match a query. Files that cannot be read are left out, and listed in
 /// [`Selection::refused`].
 ///
 /// # Errors

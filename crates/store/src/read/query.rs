@@ -1,4 +1,4 @@
-//! What is asked for.
+//! The query of a reader.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,24 +6,24 @@ use lj_trace_profile::{ProfileKind, Weight};
 
 use crate::names::{Partition, escaped};
 
-/// Which intervals are read. One belongs to the time at which it began.
+/// Which intervals to read. An interval counts for the time at which it began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Query {
-    /// Those that began then or later.
+    /// Only intervals that began at this time or later.
     pub from: Option<SystemTime>,
-    /// Those that began before.
+    /// Only intervals that began before this time.
     pub to: Option<SystemTime>,
-    /// Those of this service.
+    /// Only intervals of this service.
     pub service: Option<String>,
-    /// Those of this host.
+    /// Only intervals of this host.
     pub host: Option<String>,
-    /// Those of this process.
+    /// Only intervals of this process.
     pub pid: Option<u32>,
-    /// Those of this kind.
+    /// Only intervals of this kind of profile.
     pub kind: Option<ProfileKind>,
-    /// Those of processes with these attributes.
+    /// Only intervals of processes with these attributes.
     pub attributes: Vec<(String, String)>,
-    /// What memory profiles weigh their stacks by.
+    /// The weight of stacks in memory profiles.
     pub weight: Weight,
 }
 
@@ -33,18 +33,18 @@ fn microseconds(time: SystemTime) -> i64 {
 }
 
 impl Query {
-    /// The first microsecond that is asked for, and the first that is not any more.
+    /// The first microsecond of the query, and the first one after it.
     pub(super) fn range(&self) -> [i64; 2] {
         [self.from.map_or(i64::MIN, microseconds), self.to.map_or(i64::MAX, microseconds)]
     }
 
-    /// Whether the folder of a date can have some of it.
+    /// Whether the folder of a date may have matching intervals.
     pub(super) fn has_date(&self, folder: &str) -> bool {
         let date = |time| Partition::new(time, "").date;
         self.from.is_none_or(|from| *folder >= *date(from)) && self.to.is_none_or(|to| *folder <= *date(to))
     }
 
-    /// Whether the folder of a service can have some of it.
+    /// Whether the folder of a service may have matching intervals.
     pub(super) fn has_service(&self, folder: &str) -> bool {
         self.service.as_ref().is_none_or(|service| folder.strip_prefix("service=") == Some(&escaped(service)))
     }

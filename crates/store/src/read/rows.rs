@@ -1,4 +1,4 @@
-//! The rows of a row group.
+//! Reads the rows of a row group.
 
 use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
 use parquet::file::reader::RowGroupReader;
@@ -10,7 +10,7 @@ use super::query::Query;
 use crate::frames::ReadFrame;
 use crate::schema::{CPU, Column, MEMORY, columns};
 
-/// Rows that are read at once: their stacks are in memory together.
+/// The number of rows to read at a time. The stacks of all of them are in memory together.
 const BATCH: usize = 512;
 
 type Numbers = ReadColumn<Int64Type>;
@@ -28,7 +28,7 @@ pub struct Group {
     own: Own,
 }
 
-/// The columns that are only read of rows that are asked for.
+/// The columns that are read only for matching rows.
 struct Own {
     sample_type: Text,
     value: Numbers,
@@ -40,17 +40,17 @@ struct Own {
     lines: [Numbers; 2],
 }
 
-/// What the rows of an interval have in common.
+/// The values that all rows of an interval share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OfInterval {
-    /// Microseconds since 1970.
+    /// The beginning of the interval, in microseconds since 1970.
     pub time: i64,
-    /// Nanoseconds.
+    /// The length of the interval in nanoseconds.
     pub duration: i64,
     pub host: String,
     pub service: String,
     pub pid: Option<u32>,
-    /// Whether it is of CPU time.
+    /// Whether the interval is of CPU time.
     pub is_cpu: bool,
 }
 
@@ -63,13 +63,13 @@ pub struct ReadRow {
     pub period: Option<i64>,
     pub reason: Option<String>,
     pub labels: Vec<(String, String)>,
-    /// Leaf first, as they are in the columns: what is shown, the kind, the name, the file; the lines.
+    /// The columns of frames, leaf first: shown text, kind, name and file; then the lines.
     texts: [Vec<Option<ByteArray>>; 4],
     lines: [Vec<Option<u32>>; 2],
 }
 
 impl ReadRow {
-    /// Its frames, leaf first.
+    /// The frames of the row, leaf first.
     pub fn frames(&self) -> impl DoubleEndedIterator<Item = ReadFrame<'_>> + ExactSizeIterator {
         (0..self.texts[0].len()).map(|index| {
             let text = |list: usize| self.texts[list].get(index).and_then(|text| utf8(text.as_ref()?));
@@ -94,7 +94,7 @@ fn text(bytes: Option<ByteArray>) -> String {
     bytes.as_ref().and_then(utf8).unwrap_or_default().to_owned()
 }
 
-/// Has each column do something.
+/// Calls a method of each column.
 macro_rules! all {
     ($columns:expr, $method:ident, $rows:expr, [$($field:ident),*], [$($list:ident),*]) => {{
         let mut is_whole = true;
@@ -109,7 +109,7 @@ macro_rules! all {
 }
 
 impl Group {
-    /// The columns of a row group, which are at these places.
+    /// Opens the columns of a row group. `places` are their indices.
     pub fn new(group: &dyn RowGroupReader, places: &[usize]) -> Result<Self, RefusedFile> {
         let ours = columns();
         let most = |column: Column| ours.column(column as usize).max_def_level();
@@ -142,7 +142,7 @@ impl Group {
         })
     }
 
-    /// Reads all rows, and hands those on that are asked for.
+    /// Reads all rows, and adds those that match to `merged`.
     pub fn read(mut self, rows: i64, query: &Query, merged: &mut Merged) -> Result<(), RefusedFile> {
         let mut left = usize::try_from(rows).unwrap_or(0);
         while left > 0 {
@@ -165,7 +165,7 @@ impl Group {
         Ok(())
     }
 
-    /// What interval the next row is of, if that is asked for.
+    /// The interval of the next row, if it matches the query.
     fn selected(&mut self, query: &Query) -> Option<OfInterval> {
         let kind = self.kind.next();
         let kind = kind.as_ref().and_then(utf8).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Complete files on their way to S3-compatible storage.
+//! Moves complete files to S3-compatible storage.
 
 mod transport;
 
@@ -16,16 +16,16 @@ use object_store::{ClientOptions, MultipartUpload as _, ObjectStoreExt as _, Put
 use crate::RemoteConfig;
 use transport::UreqConnector;
 
-/// Bytes that are in memory at once.
+/// The number of bytes of a file in memory at a time.
 const PART: u64 = 8 << 20;
 
-/// Files that wait in the thread, open.
+/// The most files that wait for the thread. They are open.
 pub const WAITING: usize = 16;
 
-/// How long one request is tried again before the file waits for its next turn.
+/// How long one request is retried before the file has to wait for its next turn.
 const TRY: Duration = Duration::from_secs(30);
 
-/// A thread that sends files.
+/// A thread that uploads files.
 #[derive(Debug)]
 pub struct Uploader<K> {
     files: SyncSender<(K, String, File)>,
@@ -33,16 +33,16 @@ pub struct Uploader<K> {
 }
 
 impl<K: Send + 'static> Uploader<K> {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// What is wrong with the configuration.
+    /// The configuration is wrong; the error says how.
     pub fn start(config: &RemoteConfig) -> Result<Self, String> {
         let (store, prefix) = open(config)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.map_err(|error| error.to_string())?;
         let (files, received) = mpsc::sync_channel::<(K, String, File)>(WAITING);
-        // There are no more answers than questions.
+        // Each file has one answer, so the channel of answers stays short.
         let (answer, done) = mpsc::channel();
         let send_all = move || {
             for (key, name, file) in received {
@@ -59,12 +59,12 @@ impl<K: Send + 'static> Uploader<K> {
         Ok(Self { files, done })
     }
 
-    /// Has a file sent under this name; whether there was room to wait.
+    /// Queues a file to be sent under this name; returns whether the queue had room for it.
     pub fn send(&self, key: K, name: String, file: File) -> bool {
         self.files.try_send((key, name, file)).is_ok()
     }
 
-    /// What has become of a file, with its bytes; waits so long for one.
+    /// The result for a sent file, with its size in bytes. Waits for at most `wait`.
     pub fn done(&self, wait: Duration) -> Option<(K, Result<u64, String>)> {
         self.done.recv_timeout(wait).ok()
     }
@@ -91,7 +91,7 @@ fn open(config: &RemoteConfig) -> Result<(AmazonS3, Path), String> {
     Ok((builder.build().map_err(|error| error.to_string())?, prefix))
 }
 
-/// Sends a file, whole or not at all: a place that is read has all of it. Gives its bytes.
+/// Sends a file completely or not at all: a reader of the destination never sees a part of it. Returns its size in bytes.
 async fn send(store: &AmazonS3, place: &Path, mut file: File) -> object_store::Result<u64> {
     let mut part = || -> object_store::Result<Bytes> {
         let mut bytes = Vec::new();
@@ -121,7 +121,7 @@ async fn send(store: &AmazonS3, place: &Path, mut file: File) -> object_store::R
         length += next.len() as u64;
     };
     if let Err(error) = outcome {
-        // Parts of what is not complete take room there.
+        // The parts of an incomplete upload take space on the server.
         let _ = upload.abort().await;
         return Err(error);
     }

@@ -1,4 +1,4 @@
-//! Requests of `object_store`, sent by ureq: there is one HTTP client and one TLS in lj-trace.
+//! Sends the requests of `object_store` by ureq, so that lj-trace has only one HTTP client and one TLS library.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use object_store::client::{
 use ureq::Agent;
 use ureq::tls::TlsConfig;
 
-/// Makes clients.
+/// Creates clients.
 #[derive(Debug)]
 pub struct UreqConnector;
 
-/// A client. Its thread sends files and does nothing else, so that it may wait.
+/// A client. Its thread does nothing but send files, so it may block.
 #[derive(Debug)]
 struct UreqService(Agent);
 
-/// How long a connection may take, and one request.
+/// The time limits for a connection and for a request.
 const CONNECT: Duration = Duration::from_secs(10);
 const REQUEST: Duration = Duration::from_secs(120);
 
-/// Bytes of an answer, at most: those to uploads are short.
+/// The most bytes of a response. Responses to uploads are short.
 const ANSWER: u64 = 1 << 20;
 
 impl HttpConnector for UreqConnector {

@@ -1,12 +1,12 @@
-//! What became of all that was to be stored.
+//! Counts what became of the data that the store received.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Why something is not in a file.
+/// Why data is not in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dropped {
-    /// The memory for rows is full, since files cannot be written.
+    /// The memory for rows was full, because files could not be written.
     MemoryFull,
     /// The store was closed while files could not be written.
     Closed,
@@ -21,26 +21,26 @@ impl fmt::Display for Dropped {
     }
 }
 
-/// Rows, and what the shown measure of their profiles adds up to: samples, or bytes.
+/// An amount of stored data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoredAmount {
-    /// Intervals of processes.
+    /// Intervals, each of one process.
     pub intervals: u64,
-    /// Rows of a table.
+    /// Rows of the table.
     pub rows: u64,
     /// Samples of CPU time.
     pub samples: u64,
 }
 
 impl StoredAmount {
-    /// Adds.
+    /// Adds another amount.
     pub fn add(&mut self, other: Self) {
         self.intervals += other.intervals;
         self.rows += other.rows;
         self.samples = self.samples.saturating_add(other.samples);
     }
 
-    /// What is left.
+    /// The difference to a smaller amount.
     #[must_use]
     pub fn less(self, other: Self) -> Self {
         Self {
@@ -51,37 +51,37 @@ impl StoredAmount {
     }
 }
 
-/// Counters of a store. What was added is written, pending or dropped.
+/// The counters of a store. All added data is written, pending, or dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreCounts {
-    /// Handed to the store.
+    /// Data that the store received.
     pub added: StoredAmount,
-    /// In files that are whole, and on the disk.
+    /// Data in complete files, or in valid files that are still open, on the disk.
     pub written: StoredAmount,
-    /// In memory.
+    /// Data that is only in memory.
     pub pending: StoredAmount,
-    /// Lost, by reason.
+    /// Lost data, by reason.
     pub dropped: BTreeMap<Dropped, StoredAmount>,
-    /// Files that are complete.
+    /// The number of complete files.
     pub files: u64,
-    /// Bytes of all files of this host that are there.
+    /// The bytes of all existing files of this host.
     pub bytes: u64,
-    /// Times a file could not be written; what was to be in it stays pending.
+    /// How often a file could not be written. Its data stays pending.
     pub failures: u64,
-    /// Files that were removed, since they were older or more than is kept.
+    /// The number of files that were removed because of their age or of the size limit.
     pub removed: u64,
-    /// Their bytes.
+    /// The bytes of the removed files.
     pub removed_bytes: u64,
-    /// Complete files that went to other storage.
+    /// The number of complete files that were moved to other storage.
     pub uploaded: u64,
-    /// Their bytes.
+    /// The bytes of these files.
     pub uploaded_bytes: u64,
-    /// Times one could not be sent; it is sent again later.
+    /// How often a file could not be sent. The store sends it again later.
     pub upload_failures: u64,
 }
 
 impl StoreCounts {
-    /// Whether what was added is what has become of it.
+    /// Whether written, pending and dropped data add up to the added data.
     pub fn add_up(&self) -> bool {
         let mut sum = self.written;
         sum.add(self.pending);

@@ -1,4 +1,4 @@
-//! Rows as a Parquet file.
+//! Encodes rows as a Parquet file.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use super::rows::{FrameRow, Rows, StoredRow};
 use crate::schema::{Column, columns, message};
 
-/// Rows that are found, and left out, together.
+/// The number of rows in a row group: readers find or skip them together.
 const GROUP: usize = 1 << 16;
 
-/// Rows that are handed over at once: what they take is the memory for encoding.
+/// The number of rows to encode at a time. It determines the memory that encoding takes.
 const BATCH: usize = 1 << 11;
 
-/// Bytes of different texts in a column of a row group; beyond that, each is written where it occurs.
+/// The most bytes of distinct texts in a column of a row group. Beyond it, each text is written at each use.
 const DICTIONARY: usize = 4 << 20;
 
 fn properties() -> WriterPropertiesPtr {
@@ -42,7 +42,7 @@ fn properties() -> WriterPropertiesPtr {
 /// Writes a whole file.
 ///
 /// # Errors
-/// The output cannot take the bytes.
+/// The output cannot be written.
 pub fn write(rows: &Rows, out: impl Write + Send) -> Result<()> {
     let mut file = SerializedFileWriter::new(out, message(), properties())?;
     for group in rows.all().chunks(GROUP) {
@@ -58,7 +58,7 @@ pub fn write(rows: &Rows, out: impl Write + Send) -> Result<()> {
     Ok(())
 }
 
-/// Values with their levels.
+/// Values of a column, with their levels.
 struct Levels<T> {
     values: Vec<T>,
     definition: Vec<i16>,
@@ -72,13 +72,13 @@ impl<T> Default for Levels<T> {
 }
 
 impl<T> Levels<T> {
-    /// A value that may be missing.
+    /// Adds a value that may be missing.
     fn optional(&mut self, value: Option<T>) {
         self.definition.push(i16::from(value.is_some()));
         self.values.extend(value);
     }
 
-    /// A list of values that may be missing, or, with `Some` level, of such as are all there.
+    /// Adds a list of values. With `whole`, none of its values may be missing.
     fn list(&mut self, values: impl Iterator<Item = Option<T>>, whole: bool) {
         let mut is_empty = true;
         for value in values {
@@ -177,7 +177,7 @@ fn pairs(
     })
 }
 
-/// A list with a value of each frame. Stacks can be deep, so it is handed over as soon as it is long.
+/// Writes a list with one value per frame. Stacks can be deep, so values are handed over as soon as the list is long.
 fn frames<D: DataType>(
     rows: &Rows,
     group: &[StoredRow],

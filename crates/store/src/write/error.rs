@@ -6,26 +6,26 @@ use std::path::PathBuf;
 /// Why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The folder is not there, or may not be written.
+    /// The folder is missing or cannot be written.
     #[error("cannot keep profiles in {folder}: {error}; make the folder above it, or name another one")]
     Folder {
         /// The folder.
         folder: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
-    /// Another process writes there.
+    /// Another process writes to the folder.
     #[error("{folder} is in use by another lj-trace on this host: give each a folder of its own")]
     InUse {
         /// The folder.
         folder: PathBuf,
     },
-    /// The storage is not known, or this was built without it.
+    /// The storage is not known, or this build has no support for it.
     #[error("profiles cannot go to {url}: {reason}")]
     Remote {
-        /// Where they should go.
+        /// The URL of the storage.
         url: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! The files of this host that are there, and how many of them stay.
+//! The existing files of this host, and how many of them to keep.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,33 +8,33 @@ use crate::StoreConfig;
 use crate::folder::Folder;
 use crate::names::{FileName, Partition, stamp};
 
-/// The files that stores of this host wrote, oldest first. No others are ever removed.
+/// The files that stores of this host have written, oldest first. The store never removes other files.
 #[derive(Debug, Default)]
 pub struct KeptFiles {
-    /// The bytes of each.
+    /// The bytes of each file.
     files: BTreeMap<KeptFile, u64>,
     bytes: u64,
 }
 
-/// A file, in the order of time.
+/// A file. Files are ordered by time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KeptFile {
-    /// When its first interval began.
+    /// The time at which the file's first interval began.
     pub began: String,
-    /// Where it is.
+    /// The folder of the file.
     pub partition: Partition,
-    /// Its name.
+    /// The name of the file.
     pub name: String,
 }
 
-/// The folders in a folder whose names begin so.
+/// The folders inside a folder whose names begin with `prefix`.
 pub fn folders(folder: &Folder, prefix: &str) -> io::Result<Vec<String>> {
     let is_one = |entry: &crate::folder::FolderEntry| entry.is_folder && entry.name.starts_with(prefix);
     Ok(folder.entries()?.into_iter().filter(is_one).map(|entry| entry.name).collect())
 }
 
 impl KeptFiles {
-    /// Finds the files of this host. What a store of this host has left unfinished is removed: it holds nothing that could
+    /// Finds the files of this host. Removes unfinished files of earlier stores of this host: they have no data that could
     /// be read.
     pub fn find(root: &Folder, host: &str) -> io::Result<Self> {
         let mut kept = Self::default();
@@ -56,30 +56,30 @@ impl KeptFiles {
         Ok(kept)
     }
 
-    /// Notes that a file is there, with so many bytes.
+    /// Notes that a file exists, with its size in bytes.
     pub fn set(&mut self, file: KeptFile, bytes: u64) {
         let old = self.files.insert(file, bytes).unwrap_or(0);
         self.bytes = self.bytes + bytes - old;
     }
 
-    /// All of them.
+    /// All files, oldest first.
     pub fn files(&self) -> impl Iterator<Item = &KeptFile> {
         self.files.keys()
     }
 
-    /// Bytes of all.
+    /// The bytes of all files.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The oldest file, if it is older, or all are more, than what is kept.
+    /// The oldest file, if it is too old, or if all files together are too large.
     pub fn excess(&self, config: &StoreConfig, now: SystemTime) -> Option<KeptFile> {
         let oldest = self.files.keys().next()?;
         let limit = now.checked_sub(config.keep_age).map(stamp).unwrap_or_default();
         (self.bytes > config.keep || oldest.began < limit).then(|| oldest.clone())
     }
 
-    /// Removes a file, and its folders if they are empty then; gives how many bytes it had.
+    /// Removes a file, and its folders if they are then empty. Returns its size in bytes.
     pub fn remove(&mut self, root: &Folder, file: &KeptFile) -> io::Result<u64> {
         let bytes = self.files.remove(file).unwrap_or(0);
         self.bytes -= bytes;
@@ -91,7 +91,7 @@ impl KeptFiles {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // They are not empty as long as there is another file.
+        // This fails as long as the folders have other files.
         let _ = date.remove_folder(&file.partition.service);
         let _ = root.remove_folder(&file.partition.date);
         Ok(bytes)

@@ -1,10 +1,10 @@
-//! The measures that rows are of.
+//! The measures of rows.
 
 use lj_trace_profile::estimated::ALLOC_SPACE_ERROR;
 use lj_trace_profile::model::{Measure, Unit};
 use lj_trace_profile::{Profile, ProfileKind};
 
-/// What a memory profile weighs its stacks by, besides what it says itself.
+/// The measures of a memory profile, besides those that the profile itself lists.
 const MEASURES: [Measure; 5] = [
     Measure::new("alloc_objects", Unit::Objects, 0),
     Measure::new("alloc_space", Unit::Bytes, 1),
@@ -13,8 +13,8 @@ const MEASURES: [Measure; 5] = [
     Measure::new("events", Unit::Events, 4),
 ];
 
-/// The measures that rows are of: each weight once. Those that follow from it by a factor, such as CPU time from samples,
-/// are left to whoever reads.
+/// The measures of rows: each weight once. Readers can compute those that differ only by a factor, such as CPU time from
+/// samples.
 pub fn measures(kind: ProfileKind, profile: &dyn Profile) -> Vec<Measure> {
     // Errors have a column of their own.
     let is_own = |measure: &Measure| measure.factor == 1 && measure.name != ALLOC_SPACE_ERROR.name;
@@ -40,7 +40,7 @@ mod tests {
 
     use super::*;
 
-    /// As a profile of estimates, which has errors where others have objects that are held.
+    /// A profile of estimates. It has errors in place of the objects held.
     struct WithErrors(MemoryProfile, BTreeMap<String, u64>);
 
     impl Profile for WithErrors {

@@ -1,4 +1,4 @@
-//! Profiles into files.
+//! Writes profiles into files.
 
 mod counts;
 mod encode;

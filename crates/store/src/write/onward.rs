@@ -1,4 +1,4 @@
-//! Complete files that go on to other storage. They stay in the folder until they are there.
+//! Moves complete files to other storage. A file stays in the folder until it has arrived.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::folder::Folder;
 #[cfg(feature = "s3")]
 use crate::remote::Uploader;
 
-/// What is on its way.
+/// The files under way.
 #[derive(Debug, Default)]
 pub struct Onward {
     #[cfg(feature = "s3")]
@@ -23,17 +23,17 @@ pub struct Onward {
     notice: Option<String>,
 }
 
-/// Characters of an error that are said.
+/// The most characters of an error to report.
 const SAID: usize = 400;
 
-/// What could not be sent is tried again after this time.
+/// The wait before a failed upload is tried again.
 const RETRY: Duration = Duration::from_secs(30);
 
 impl Onward {
-    /// Starts the thread that sends, if files are to go anywhere.
+    /// Starts the uploading thread, if the configuration has a remote storage.
     ///
     /// # Errors
-    /// The storage is not known, or this was built without it.
+    /// The storage is not known, or this build has no support for it.
     pub fn start(config: Option<&RemoteConfig>) -> Result<Self, StoreError> {
         let Some(config) = config else { return Ok(Self::default()) };
         let failed = |reason| StoreError::Remote { url: config.url.clone(), reason };
@@ -46,17 +46,17 @@ impl Onward {
         Err(failed("this lj-trace was built without S3".to_owned()))
     }
 
-    /// Whether files go anywhere.
+    /// Whether files are moved at all.
     pub fn is_on(&self) -> bool {
         !self.url.is_empty()
     }
 
-    /// Whether something is on its way.
+    /// Whether an upload is under way.
     pub fn is_sending(&self) -> bool {
         !self.sending.is_empty()
     }
 
-    /// Hands on as many of these files as there is room for.
+    /// Queues as many of these files as there is room for.
     pub fn offer<'a>(&mut self, root: &Folder, files: impl Iterator<Item = &'a KeptFile>, now: Instant) {
         let is_resting = self.failing.is_some_and(|failed| now.saturating_duration_since(failed) < RETRY);
         if !self.is_on() || is_resting {
@@ -96,7 +96,7 @@ impl Onward {
         None
     }
 
-    /// What has become of a file, with its bytes; waits so long for one that is on its way.
+    /// The result of an upload, with the file's size in bytes. Waits for at most `wait` if an upload is under way.
     pub fn outcome(&mut self, wait: Duration, now: Instant) -> Option<(KeptFile, Result<u64, String>)> {
         if !self.is_sending() {
             return None;
@@ -110,7 +110,7 @@ impl Onward {
             Ok(_) => {}
             Err(error) => {
                 if self.failing.replace(now).is_none() {
-                    // What a server says may be long, and anything.
+                    // A server's message may be long and have any content.
                     let error: String = Untrusted(error).to_string().chars().take(SAID).collect();
                     let url = &self.url;
                     self.notice = Some(format!(
@@ -122,7 +122,7 @@ impl Onward {
         Some((file, outcome))
     }
 
-    /// What users should be told.
+    /// The message to the user, if there is one.
     pub fn take_notice(&mut self) -> Option<String> {
         self.notice.take()
     }

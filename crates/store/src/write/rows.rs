@@ -1,5 +1,4 @@
-//! The rows of a file that is not complete, as they are in memory: what repeats itself is held once, so that a row takes some
-//! 40 bytes.
+//! The rows of an incomplete file in memory. Repeated values are stored once, so that a row takes about 40 bytes.
 
 use std::collections::HashMap;
 use std::time::UNIX_EPOCH;
@@ -21,10 +20,10 @@ pub struct Rows {
     pub texts: Texts,
     frames: Vec<FrameRow>,
     frame_numbers: Map<Frame, u32>,
-    /// Leaf first.
+    /// The stacks, leaf first.
     stacks: Vec<Box<[u32]>>,
     stack_numbers: Map<Box<[u32]>, u32>,
-    /// Keys and values, of labels and of attributes.
+    /// The maps of labels and of attributes, as keys and values.
     maps: Vec<Box<[(u32, u32)]>>,
     map_numbers: Map<Box<[(u32, u32)]>, u32>,
     intervals: Vec<IntervalRow>,
@@ -33,7 +32,7 @@ pub struct Rows {
     bytes: usize,
 }
 
-/// A frame, its texts by number.
+/// A frame. Its texts are numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameRow {
     pub shown: u32,
@@ -44,7 +43,7 @@ pub struct FrameRow {
     pub line: Option<u32>,
 }
 
-/// What all rows of an interval have in common.
+/// The values that all rows of an interval share.
 #[derive(Clone, Copy, Debug)]
 pub struct IntervalRow {
     pub time: i64,
@@ -57,7 +56,7 @@ pub struct IntervalRow {
     pub attributes: u32,
 }
 
-/// What a row has of its own.
+/// The values of a single row.
 #[derive(Clone, Copy, Debug)]
 pub struct StoredRow {
     pub interval: u32,
@@ -78,7 +77,7 @@ fn signed(value: u64) -> i64 {
 }
 
 impl Rows {
-    /// Takes in an interval; gives how much it is.
+    /// Adds an interval; returns its amount.
     pub fn add(&mut self, interval: &Interval<'_>, host: &str) -> StoredAmount {
         let Interval { kind, profile, .. } = *interval;
         let number = self.interval(interval, host);
@@ -93,7 +92,7 @@ impl Rows {
                     continue;
                 }
                 is_empty = false;
-                // A stack begins with its root, unless that is the only one of the profile.
+                // The stack begins with the root frame, unless the root is the only frame.
                 let shown =
                     if row.frames.first() == row.root.as_ref() { row.frames.get(1..) } else { Some(row.frames) };
                 let root = row.root.and_then(|root| profile.weighted().frame(root));
@@ -118,7 +117,7 @@ impl Rows {
                 }
             }
             if is_empty {
-                // It was measured, and there was none.
+                // The measure was taken, and its value is zero.
                 self.push_plain(number, sample_type, unit, None, 0);
                 amount.rows += 1;
             }
@@ -236,14 +235,14 @@ impl Rows {
         number
     }
 
-    /// All rows, in the order in which they came.
+    /// All rows, in the order in which they were added.
     pub fn all(&self) -> &[StoredRow] {
         &self.rows
     }
 
     /// The interval of a row.
     pub fn interval_of(&self, row: &StoredRow) -> &IntervalRow {
-        // Numbers are given by this table alone.
+        // Only this table gives out the numbers.
         &self.intervals[row.interval as usize]
     }
 
@@ -257,12 +256,12 @@ impl Rows {
         &self.maps[map as usize]
     }
 
-    /// How much there is.
+    /// The amount of data.
     pub fn amount(&self) -> StoredAmount {
         self.amount
     }
 
-    /// How many bytes of memory all take, about.
+    /// The approximate bytes of memory that everything takes.
     pub fn bytes(&self) -> usize {
         self.bytes + self.texts.bytes()
     }

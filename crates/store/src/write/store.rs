@@ -20,17 +20,16 @@ use crate::names::{FileName, Partition, escaped, stamp};
 
 /// Writes the profiles of a host into a folder.
 ///
-/// Each date and service has a file that is not complete yet: its rows are in memory, and what they are so far is written
-/// under the file's name every [`flush`](StoreConfig::flush), whole each time, in place of what was there before. So every file
-/// that can be seen can be read, and a crash loses no more than that time. A file is complete after
-/// [`rotate`](StoreConfig::rotate), or once it is large.
+/// Each date and service has one incomplete file, with its rows in memory. Every [`flush`](StoreConfig::flush), the store
+/// writes all rows so far under the file's name, and replaces the previous contents. So every visible file is readable, and
+/// a crash loses no more than that time. A file is complete after [`rotate`](StoreConfig::rotate), or once it is large.
 #[derive(Debug)]
 pub struct Store {
     config: StoreConfig,
     root: Folder,
-    /// The host, as names of files have it.
+    /// The host, escaped for file names.
     host: String,
-    /// Held for as long as this writes there.
+    /// The lock of the folder, held as long as this store exists.
     _lock: File,
     run: u64,
     number: u64,
@@ -39,46 +38,46 @@ pub struct Store {
     onward: Onward,
     counts: StoreCounts,
     notices: Vec<String>,
-    /// Since when files cannot be written.
+    /// Since when files cannot be written; [`None`] if they can.
     failing: Option<Instant>,
 }
 
-/// A file that is not complete.
+/// An incomplete file.
 #[derive(Debug)]
 struct OpenFile {
     name: FileName,
     rows: Rows,
     began: Instant,
-    /// When it was written, and what was in it then.
+    /// When the file was last written, and the amount that it then had.
     written: Option<(Instant, StoredAmount)>,
-    /// Its size then.
+    /// The size of the file at that time, in bytes.
     size: u64,
 }
 
 impl OpenFile {
-    /// What is not on the disk.
+    /// The amount that is not on the disk.
     fn pending(&self) -> StoredAmount {
         self.rows.amount().less(self.written.map_or_else(StoredAmount::default, |(_, amount)| amount))
     }
 }
 
-/// As many folders of services may have a file that is not complete: services name themselves.
+/// The most incomplete files. Services choose their own names, so there could be any number of them.
 const OPEN: usize = 1000;
 
-/// Once the folder cannot be written, it is tried again after this time.
+/// The wait before a folder that could not be written is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// How long files have at the end to go on to other storage.
+/// How long uploads may take when the store is closed.
 const LAST: Duration = Duration::from_secs(10);
 
-/// What is said and was not yet taken.
+/// The most notices that wait to be taken.
 const NOTICES: usize = 16;
 
 impl Store {
-    /// Opens the folder; makes it if it is not there.
+    /// Opens the folder, and creates it if it is missing.
     ///
     /// # Errors
-    /// It cannot be written, or another process writes there.
+    /// The folder cannot be written, or another process writes to it.
     pub fn open(config: StoreConfig) -> Result<Self, StoreError> {
         let failed = |error| StoreError::Folder { folder: config.folder.clone(), error };
         let root = Folder::open_or_make(&config.folder).map_err(failed)?;
@@ -95,7 +94,7 @@ impl Store {
             root,
             host: escaped,
             _lock: lock,
-            // Two runs do not begin in the same microsecond: the lock is between them.
+            // Two runs cannot begin in the same microsecond, because each needs the lock first.
             run: u64::try_from(run).unwrap_or(u64::MAX),
             number: 0,
             open: BTreeMap::new(),
@@ -108,7 +107,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Takes in an interval of a process. It is copied: the profile may change afterwards.
+    /// Adds an interval of a process. The store copies it, so the profile may change afterwards.
     pub fn add(&mut self, interval: &Interval<'_>) {
         let service = interval.resource.map_or("unknown_service", lj_trace_profile::Resource::service);
         let partition = Partition::new(interval.began, service);
@@ -118,7 +117,7 @@ impl Store {
         }
         let host = self.config.host.clone().unwrap_or_default();
         if self.bytes() >= self.config.memory {
-            // What it would have been.
+            // The amount that it would have had.
             let amount = Rows::default().add(interval, &host);
             self.counts.added.add(amount);
             self.counts.dropped.entry(Dropped::MemoryFull).or_default().add(amount);
@@ -135,8 +134,8 @@ impl Store {
         self.counts.pending.add(amount);
     }
 
-    /// To be called now and then, such as after each round of intervals: writes what is due, begins new files where the old
-    /// ones are complete, and removes files that are more than what is kept.
+    /// Call this from time to time, such as after each round of intervals. It writes the files that are due, completes old
+    /// files, and removes files beyond the limits.
     pub fn end_round(&mut self) {
         self.end_round_at(Instant::now(), SystemTime::now());
     }
@@ -162,8 +161,8 @@ impl Store {
         self.bound(wall);
     }
 
-    /// Completes all files. If they go on to other storage, there are some seconds for it; the others go when a store is
-    /// opened next.
+    /// Completes all files. Uploads get some seconds to finish. Remaining files are uploaded when the folder is next
+    /// opened.
     pub fn close(mut self) -> StoreCounts {
         for partition in self.open.keys().cloned().collect::<Vec<_>>() {
             self.write(&partition, true, Instant::now());
@@ -182,7 +181,7 @@ impl Store {
         self.counts.clone()
     }
 
-    /// Takes note of what has gone to other storage, and hands on what is complete. Whether something is on its way.
+    /// Processes the results of uploads, and queues complete files. Returns whether an upload is under way.
     fn send_on(&mut self, now: Instant, mut wait: Duration) -> bool {
         let is_open: std::collections::BTreeSet<String> = self.open.values().map(|file| file.name.text()).collect();
         let complete = self.kept.files().filter(|file| !is_open.contains(&file.name));
@@ -198,7 +197,7 @@ impl Store {
                         self.say(format!("cannot remove {}, which was sent: {error}", file.name));
                     }
                 }
-                // What it was is said by the notice.
+                // The notice describes the error.
                 Err(_) => self.counts.upload_failures += 1,
             }
         }
@@ -206,22 +205,22 @@ impl Store {
         is_sending
     }
 
-    /// What became of all that was added so far.
+    /// The counts of everything that was added so far.
     pub fn counts(&self) -> &StoreCounts {
         &self.counts
     }
 
-    /// What users should be told: a line each, once for each time that something begins or ends.
+    /// Messages to the user, one line each. There is one when a condition begins, and one when it ends.
     pub fn take_notices(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notices)
     }
 
-    /// Bytes of memory of all rows, about.
+    /// The approximate bytes of memory of all rows.
     fn bytes(&self) -> u64 {
         self.open.values().map(|file| file.rows.bytes() as u64).sum()
     }
 
-    /// Completes the largest file.
+    /// Completes the largest file, to free memory.
     fn make_room(&mut self) {
         let now = Instant::now();
         if self.failing.is_some_and(|tried| now.saturating_duration_since(tried) < RETRY) {
@@ -234,7 +233,7 @@ impl Store {
         }
     }
 
-    /// Writes the file of a partition as far as it is; whether that went well.
+    /// Writes the file of a partition with its rows so far; returns whether that succeeded.
     fn write(&mut self, partition: &Partition, is_complete: bool, now: Instant) -> bool {
         let Some(file) = self.open.get_mut(partition) else { return true };
         let pending = file.pending();
@@ -270,10 +269,10 @@ impl Store {
         true
     }
 
-    /// Removes the oldest files as long as there are more than what is kept.
+    /// Removes the oldest files as long as the limits are exceeded.
     fn bound(&mut self, now: SystemTime) {
         while let Some(file) = self.kept.excess(&self.config, now) {
-            // What is in memory of it would be written under its name again.
+            // If the file is still open, its rows in memory would be written under this name again.
             let is_open = |open: &OpenFile| open.name.text() == file.name;
             if self.open.get(&file.partition).is_some_and(is_open) && !self.write(&file.partition, true, Instant::now())
             {
@@ -297,7 +296,7 @@ impl Store {
     }
 }
 
-/// Writes all rows of a file under a hidden name, has the disk take them, and gives the file its name; gives its size.
+/// Writes all rows of a file under a hidden name, syncs it to the disk, and renames it. Returns its size in bytes.
 fn write_whole(root: &Folder, partition: &Partition, file: &OpenFile) -> io::Result<u64> {
     let folder = root.inside_or_made(&partition.date)?.inside_or_made(&partition.service)?;
     let (partial, name) = (file.name.partial(), file.name.text());
@@ -307,7 +306,7 @@ fn write_whole(root: &Folder, partition: &Partition, file: &OpenFile) -> io::Res
         Ok(size)
     });
     if written.is_err() {
-        // There may be none; it takes room that others need.
+        // The partial file may not exist. If it does, it takes up disk space.
         let _ = folder.remove(&partial);
     }
     written
@@ -328,7 +327,7 @@ fn write_partial(folder: &Folder, name: &str, rows: &Rows) -> io::Result<u64> {
     Ok(file.metadata()?.len())
 }
 
-/// What the kernel calls this host.
+/// The kernel's name for this host.
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

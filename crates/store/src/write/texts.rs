@@ -1,10 +1,10 @@
-//! Texts of a file, each held once.
+//! The texts of a file, each stored once.
 
 use std::collections::HashMap;
 
 use parquet::data_type::ByteArray;
 
-/// Texts by number.
+/// Texts and their numbers.
 #[derive(Debug, Default)]
 pub struct Texts {
     texts: Vec<ByteArray>,
@@ -12,7 +12,7 @@ pub struct Texts {
     bytes: usize,
 }
 
-/// Bytes of memory that a text takes besides itself, about.
+/// The approximate bytes of memory that a text takes besides its own.
 const TEXT: usize = 120;
 
 impl Texts {
@@ -28,12 +28,12 @@ impl Texts {
         number
     }
 
-    /// The text of a number.
+    /// The text with this number.
     pub fn get(&self, number: u32) -> ByteArray {
         self.texts.get(number as usize).cloned().unwrap_or_default()
     }
 
-    /// How many bytes all take, about.
+    /// The approximate bytes that all texts take.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -25,7 +25,7 @@ impl Random {
             1 => self.0.choice(["../../etc/passwd", "a/b", ".", "..", "=", "%2F", "\0", "\n\"'"]).unwrap().to_owned(),
             2 => "\u{202e}\u{1f600}\u{fffd}".to_owned(),
             3 => "x".repeat(self.0.usize(0..3000)),
-            // What is no UTF-8 is shown so.
+            // The shown form of a name that is not valid UTF-8.
             4 => lj_trace_text::untrusted::bytes(&[self.0.u8(..), 0xff, self.0.u8(..)]),
             5 => {
                 let length = self.0.usize(0..9);
@@ -79,7 +79,7 @@ impl Random {
         }
     }
 
-    /// A stack, root first; at times a very deep one.
+    /// A stack, root first. Sometimes it is very deep.
     fn stack(&mut self) -> Vec<Frame> {
         let depth = if self.0.u32(0..400) == 0 { self.0.usize(2000..20_000) } else { self.0.usize(0..30) };
         let root = self.maybe(|random| Frame::vm(random.0.usize(0..3)));
@@ -108,7 +108,7 @@ impl Random {
         profile
     }
 
-    /// A profile of so many samples.
+    /// A profile with this many samples.
     pub fn samples(&mut self, samples: u64, rate: u32) -> CpuProfile {
         let mut profile = CpuProfile::new("random");
         profile.rate = Some(rate);
@@ -139,10 +139,10 @@ impl Random {
     }
 }
 
-/// A stack with its labels, and what it weighs.
+/// The stacks with their labels and weights.
 type Stacks = Vec<(String, Vec<Frame>, [u64; 5])>;
 
-/// All that a profile says.
+/// The whole contents of a profile.
 pub fn content(profile: &dyn Profile) -> (Stacks, BTreeMap<String, u64>) {
     let table = profile.weighted();
     let stack = |id| {

@@ -1,8 +1,8 @@
 //! The fast functions of Tarantool's LuaJIT by number.
 //!
-//! The number of a fast function (`ffid`) depends on the build: 2.0 counts them from 32, OpenResty from 38, the head
-//! of 2.1 from 147. The reference parser takes the names from the `jit.vmdef` it runs with, so a stream has to have
-//! the numbers of Tarantool's build.
+//! The number of a fast function (`ffid`) depends on the build: the first number is 32 in 2.0, 38 in OpenResty, and 147 at
+//! the head of 2.1. The reference parser takes the names from the `jit.vmdef` of the VM that runs it, so a stream needs the
+//! numbers of Tarantool's build.
 
 /// `ffnames` of `jit/vmdef.lua`, as tarantool/luajit b52fe979 (2024) generates it; the index is the ffid.
 const NAMES: [&str; 209] = [
@@ -217,7 +217,7 @@ const NAMES: [&str; 209] = [
     "misc.memprof.stop",
 ];
 
-/// The first number of a fast function: 0 and 1 stand for Lua and C functions (`FF_LUA`, `FF_C`).
+/// The first number of a fast function: 0 and 1 are Lua and C functions (`FF_LUA`, `FF_C`).
 const FIRST: usize = 2;
 
 /// The number of a fast function in Tarantool's LuaJIT, if it has one of this name.

@@ -1,25 +1,25 @@
-//! One stack of the two that a sample has.
+//! Merges the two stacks of a sample into one.
 //!
-//! A sample keeps its Lua stack and its host stack apart. Here they become one, in two ways: as the reference parser
-//! does it ([`as_shown`]), which is right for streams written for it, and as they belong together
-//! ([`as_called`]), for the streams of the in-process profiler, where the reference parser loses most Lua frames.
+//! A sample has a Lua stack and a host stack. There are two ways to merge them: as the reference parser does
+//! ([`as_shown`]), which is right for streams written for it; and in the order of calls ([`as_called`]), for streams of the
+//! in-process profiler, in which the reference parser loses most Lua frames.
 
 use super::{LuaFrame, StreamSample, fast_function_name};
 use crate::SymbolTable;
 
-/// What the name of a host frame means to the reference parser.
+/// The meaning of a host frame's name for the reference parser.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Boundary {
     /// An ordinary function.
     None,
     /// `lua_call` or `lua_pcall` (the parser's pattern is `^lua_p?call`): Lua frames follow.
     Call,
-    /// `lua_cpcall`: the parser throws the leaf of the Lua stack away.
+    /// `lua_cpcall`: the parser drops the leaf of the Lua stack.
     Cpcall,
 }
 
 impl Boundary {
-    /// What a function of this name means.
+    /// The meaning of this function name.
     pub fn of_name(name: &[u8]) -> Self {
         if name.starts_with(b"lua_call") || name.starts_with(b"lua_pcall") {
             Self::Call
@@ -30,7 +30,7 @@ impl Boundary {
         }
     }
 
-    /// What the function at this address means.
+    /// The meaning of the function at this address.
     pub fn of_addr(addr: u64, symbols: &SymbolTable) -> Self {
         symbols.c_name(addr).map_or(Self::None, Self::of_name)
     }
@@ -45,12 +45,11 @@ pub enum MergedFrame {
     Lua(LuaFrame),
 }
 
-/// The frames that the reference parser shows for a sample, root first, into `merged`.
+/// Writes the frames that the reference parser shows for a sample into `merged`, root first.
 ///
-/// This is `merge` and `insert_lua_callchain` of `tools/sysprof/parse.lua` (tarantool/luajit, 2024): after each
-/// host frame that is a [`Boundary::Call`] come the Lua frames from the root up to the first `CFUNC`, and the
-/// frame where that stopped is taken out of the Lua stack, alone. So a second call shows the frames of the first
-/// one again.
+/// This is `merge` and `insert_lua_callchain` of `tools/sysprof/parse.lua` (tarantool/luajit, 2024). After each host frame
+/// that is a [`Boundary::Call`] come the Lua frames from the root up to the first `CFUNC`. Only the frame at which that
+/// stopped is removed from the Lua stack. So a second call shows the frames of the first call again.
 pub fn as_shown(sample: &StreamSample<'_>, boundary: impl Fn(u64) -> Boundary, merged: &mut Vec<MergedFrame>) {
     merged.clear();
     let mut lua: Vec<LuaFrame> = sample.lua.iter().rev().copied().collect();
@@ -73,11 +72,11 @@ pub fn as_shown(sample: &StreamSample<'_>, boundary: impl Fn(u64) -> Boundary, m
     }
 }
 
-/// The frames of a sample of the in-process profiler in the order of their calls, root first, into `merged`.
+/// Writes the frames of an in-process profiler's sample into `merged`, in the order of their calls, root first.
 ///
-/// Each call from C into Lua (`lua_call`, `lua_pcall`, `lua_cpcall`, `lua_resume`) takes the Lua frames up to the
-/// function whose C part is next on the host stack. No Lua frame is lost: what cannot be placed follows the last
-/// call. A C function that both stacks have is shown once.
+/// Each call from C into Lua (`lua_call`, `lua_pcall`, `lua_cpcall`, `lua_resume`) takes the Lua frames up to the function
+/// whose C part is next on the host stack. No Lua frame is lost: frames without a place follow the last call. A C function
+/// on both stacks is shown once.
 pub fn as_called(sample: &StreamSample<'_>, symbols: &SymbolTable, merged: &mut Vec<MergedFrame>) {
     merged.clear();
     let mut lua = sample.lua.iter().rev().copied().peekable();

@@ -1,8 +1,8 @@
-//! Sysprof samples (`ljp`): version 1 (2021-09) and 2 (2022-05: symbols come as events too).
+//! Sysprof samples (`ljp`): version 1 (2021-09) and 2 (2022-05: symbols also come as events).
 //!
-//! A sample is a VM state and what the state has: a Lua stack and a host stack (`LFUNC`, `FFUNC`, `CFUNC`), a host
-//! stack alone, or a trace (`TRACE`). Stacks are leaf first. What the reference parser makes of them, and how to
-//! write samples that it shows whole, is told in [`splice`].
+//! A sample is a VM state with its stacks: a Lua stack and a host stack (`LFUNC`, `FFUNC`, `CFUNC`), only a host stack, or
+//! a trace (`TRACE`). Stacks are leaf first. [`splice`] explains how the reference parser reads samples, and how to write
+//! samples that it shows completely.
 
 mod fast_functions;
 pub mod merge;
@@ -16,7 +16,7 @@ pub use writer::SysprofWriter;
 
 use super::{Symbol, VmState};
 
-/// The newest version: the one today's reference parser accepts.
+/// The newest version: the version that the current reference parser accepts.
 pub const VERSION: u8 = 2;
 
 const MAGIC: [u8; 3] = *b"ljp";
@@ -57,26 +57,26 @@ pub enum LuaFrame {
 /// A sample with its stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamSample<'a> {
-    /// The state of the VM; not [`VmState::Trace`], which is a [`TraceSample`] in the stream.
+    /// The state of the VM. It is never [`VmState::Trace`]: such samples are [`TraceSample`]s in the stream.
     pub vmstate: VmState,
-    /// The Lua stack, leaf first; empty in states that have none in the stream ([`VmState::has_lua_stack`]).
+    /// The Lua stack, leaf first. It is empty for states without a Lua stack in the stream ([`VmState::has_lua_stack`]).
     pub lua: &'a [LuaFrame],
     /// Code addresses of the host stack, leaf first, none of them 0.
     pub host: &'a [u64],
 }
 
-/// A sample in JIT-compiled code, as the in-process profiler writes it: without stacks.
+/// A sample in JIT-compiled code, as the in-process profiler writes it, without stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceSample {
     /// The number of the trace.
     pub number: u64,
-    /// Address of the prototype it starts in.
+    /// The address of the prototype in which it starts.
     pub proto: u64,
     /// Line where that function is defined.
     pub line: u64,
 }
 
-/// What follows the prologue.
+/// A record after the prologue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SysprofEvent<'a> {
     /// A sample with stacks.

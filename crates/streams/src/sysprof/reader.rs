@@ -1,4 +1,4 @@
-//! Reading samples.
+//! Reads samples.
 
 use std::io::Read;
 
@@ -9,11 +9,11 @@ use super::{
 use crate::bytes::ByteReader;
 use crate::{StreamError, VmState, symtab};
 
-/// More frames than any stack holds: a Lua stack has less than 65536 slots, a host stack of this depth would be
-/// larger than its limit. It bounds the memory that a damaged stream can ask for.
+/// More frames than any stack has: a Lua stack has less than 65536 slots, and a host stack of this depth would exceed its
+/// limit. This bounds the memory that a damaged stream can ask for.
 const MAX_FRAMES: usize = 1 << 20;
 
-/// The samples of a stream, one after the other.
+/// Reads the samples of a stream.
 #[derive(Debug)]
 pub struct SysprofReader<R> {
     bytes: ByteReader<R>,
@@ -36,7 +36,7 @@ impl<R: Read> SysprofReader<R> {
         self.version
     }
 
-    /// How many bytes of the stream have been read.
+    /// The number of bytes of the stream that have been read.
     pub fn offset(&self) -> u64 {
         self.bytes.offset()
     }
@@ -44,7 +44,7 @@ impl<R: Read> SysprofReader<R> {
     /// The next sample or symbol, or `None` after the epilogue.
     ///
     /// # Errors
-    /// [`StreamError::Truncated`] where the stream ends without its epilogue: all that was read before is good.
+    /// [`StreamError::Truncated`] if the stream ends without its epilogue: everything before is valid.
     pub fn next_event(&mut self) -> Result<Option<SysprofEvent<'_>>, StreamError> {
         if self.finished {
             return Ok(None);

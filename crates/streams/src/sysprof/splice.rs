@@ -1,38 +1,37 @@
-//! Samples that the reference parser shows whole.
+//! Writes samples so that the reference parser shows them completely.
 //!
-//! A recorder knows one merged stack: host and Lua frames in the order of their calls. The format has two stacks,
-//! and `parse-sysprof` puts them together by rules ([`super::merge::as_shown`]) that lose or repeat frames of most
-//! real stacks. These are the traps, and what is written to pass them:
+//! A recorder has one merged stack: host and Lua frames in the order of their calls. The format has two stacks.
+//! `parse-sysprof` merges them by rules ([`super::merge::as_shown`]) that lose or repeat frames of most real stacks. These
+//! are the traps, and how the written samples avoid them:
 //!
-//! 1. Lua frames appear only behind a host frame named `lua_call` or `lua_pcall`; a host stack that starts in
-//!    `lua_resume` loses them all. So the Lua stack hangs on the last such frame below the first Lua frame, or on a
-//!    mark of our own, whose name begins as theirs and says that it is no frame ([`reserved::SPLICE`]).
-//! 2. Every `lua_cpcall` throws away the leaf of the Lua stack, and every earlier `lua_call` shows it: dummy `CFUNC`
-//!    frames, which are never shown, are put where these take them.
-//! 3. A second call back into Lua (a `table.sort` comparison) shows the Lua frames of the first again, whatever the
-//!    stream says. So there is only one splice: from the first Lua frame on, host frames go into the Lua stack too,
-//!    as `LFUNC` frames with a code address. The parser finds no prototype at it and shows the C function, exactly
-//!    as it would in the host stack. Only the last host frames, behind all Lua frames and calls, stay where they
-//!    belong.
-//! 4. The states `GC`, `EXIT`, `RECORD`, `OPT`, `ASM`, `INTERP` have no Lua stack and `TRACE` has no stack at all in
-//!    the format, so the parser shows all JIT samples as one `;`. Such a sample is written as `LFUNC`, and an
-//!    [`Annotation::State`](crate::Annotation::State) keeps the state.
-//! 5. A sample without any frame would be a bare `;` too: it gets [`reserved::NO_STACK`].
-//! 6. Host symbols have no size, so an address takes the name of the nearest symbol below: boundary symbols
-//!    ([`super::SysprofWriter::define_c`]).
-//! 7. The parser names fast functions by the numbers of its own build: they are translated
-//!    ([`super::fast_function_id`]), and those that Tarantool does not have become C functions of that name.
-//! 8. The parser shows chunknames raw, and makes an alias of one with several lines. A recorder gives them as they are
-//!    shown everywhere else, behind an `@`.
+//! 1. Lua frames appear only after a host frame named `lua_call` or `lua_pcall`. A host stack that starts in `lua_resume`
+//!    loses all of them. So the Lua stack is attached to the last such frame below the first Lua frame. If there is none,
+//!    it is attached to a mark whose name begins like these names and says that it is no frame ([`reserved::SPLICE`]).
+//! 2. Every `lua_cpcall` drops the leaf of the Lua stack, and every earlier `lua_call` shows it. So the writer puts dummy
+//!    `CFUNC` frames, which are never shown, at the places from which these calls take frames.
+//! 3. A second call back into Lua (a `table.sort` comparison) shows the Lua frames of the first call again, whatever the
+//!    stream says. So there is only one splice: from the first Lua frame on, host frames also go into the Lua stack, as
+//!    `LFUNC` frames with a code address. The parser finds no prototype at that address and shows the C function, exactly
+//!    as it would in the host stack. Only the last host frames, after all Lua frames and calls, stay in the host stack.
+//! 4. In the format, the states `GC`, `EXIT`, `RECORD`, `OPT`, `ASM`, `INTERP` have no Lua stack and `TRACE` has no stack at
+//!    all, so the parser shows all JIT samples as one `;`. The writer writes such a sample as `LFUNC`, and keeps the state
+//!    in an [`Annotation::State`](crate::Annotation::State).
+//! 5. A sample without any frame would also be a bare `;`. So it gets [`reserved::NO_STACK`].
+//! 6. Host symbols have no size, so an address takes the name of the nearest symbol below. So the writer adds boundary
+//!    symbols ([`super::SysprofWriter::define_c`]).
+//! 7. The parser names fast functions by the numbers of its own build. So the writer translates the numbers
+//!    ([`super::fast_function_id`]). Fast functions that Tarantool does not have become C functions with their names.
+//! 8. The parser shows raw chunknames, and replaces those with several lines by an alias. So a recorder writes chunknames
+//!    as they are shown everywhere else, after an `@`.
 
 use super::merge::Boundary;
 use super::{LuaFrame, StreamSample};
 use crate::{SymbolTable, VmState, reserved};
 
-/// A frame of a merged stack, as a recorder has it.
+/// A frame of a recorder's merged stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StackFrame<'a> {
-    /// A code address of the host stack; also that of a C function which only the Lua stack shows.
+    /// A code address of the host stack, or of a C function that only the Lua stack shows.
     Host {
         /// The address.
         addr: u64,
@@ -51,10 +50,10 @@ pub enum StackFrame<'a> {
     },
 }
 
-/// Splits merged stacks; keeps its memory from sample to sample.
+/// Splits merged stacks. It reuses its memory for the next sample.
 #[derive(Debug, Default)]
 pub(super) struct Splicer {
-    /// The merged stack, root first: `Cfunc` is a host frame here.
+    /// The merged stack, root first. A host frame is a `Cfunc` here.
     pub(super) frames: Vec<LuaFrame>,
     lua: Vec<LuaFrame>,
     host: Vec<u64>,
@@ -77,13 +76,13 @@ impl Splicer {
             LuaFrame::Lfunc { .. } | LuaFrame::Ffunc { .. } => Boundary::None,
         };
 
-        // The host frames up to the splice, and those of the leaf.
+        // The host frames up to the splice, and the host frames of the leaf.
         let splice = self.frames[..first].iter().rposition(|frame| boundary(frame) == Boundary::Call);
         let root = &self.frames[..splice.map_or(first, |at| at + 1)];
         let leaf_calls = self.frames[last + 1..].iter().rposition(|frame| boundary(frame) != Boundary::None);
         let leaf_start = last + 1 + leaf_calls.map_or(0, |at| at + 1);
 
-        // The Lua stack, from here on root first.
+        // The Lua stack. From here on it is root first.
         let earlier_calls = root.iter().filter(|frame| boundary(frame) == Boundary::Call).count();
         let cpcalls = root.iter().filter(|frame| boundary(frame) == Boundary::Cpcall).count();
         self.lua.extend(std::iter::repeat_n(DUMMY, earlier_calls - usize::from(splice.is_some())));
@@ -216,7 +215,7 @@ mod tests {
         assert_eq!(shown(&[l(1), l(2)]), [reserved::SPLICE, 1, 2]);
     }
 
-    /// Every stack of up to seven frames of six kinds: nothing is lost, repeated or out of order.
+    /// Tries every stack of up to seven frames of six kinds: no frame is lost, repeated or out of order.
     #[test]
     fn every_small_stack_is_shown_whole() {
         let kinds = [h(MAIN), h(CPCALL), h(PCALL), h(RESUME), l(7), LuaFrame::Ffunc { ffid: 9 }];

@@ -1,4 +1,4 @@
-//! Writing samples.
+//! Writes samples.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -14,48 +14,48 @@ use crate::record::RecordWriter;
 use crate::symbols::UNKNOWN;
 use crate::{Annotation, Symbol, SymbolTable, VmState, WriteError, reserved, symtab};
 
-/// What a function is called, and whether it was compiled into a trace.
+/// The name of a function, and whether it was compiled into a trace.
 type FunctionName = (Option<Arc<str>>, bool);
 
-/// Names that one function may have: fewer than the bytes of its `GCproto`, each of which is an address for one.
+/// The most names of one function: fewer than the bytes of its `GCproto`, since each name needs an address inside it.
 const MAX_NAMES: usize = 64;
 
 /// Writes a sysprof stream (`ljs` 3, `ljp` 2).
 ///
-/// There are two levels. [`sample`](Self::sample), [`trace_sample`](Self::trace_sample) and
-/// [`symbol`](Self::symbol) write records as they are given. [`stack`](Self::stack) and the `define_*` methods are
-/// for recorders: they write what the reference parser shows whole, and each symbol once, when it is first needed.
+/// There are two levels. [`sample`](Self::sample), [`trace_sample`](Self::trace_sample) and [`symbol`](Self::symbol) write
+/// records as they are. [`stack`](Self::stack) and the `define_*` methods are for recorders: they write samples that the
+/// reference parser shows completely, and each symbol once, when it is first needed.
 ///
 /// A writer that is dropped ends its stream, but only [`finish`](Self::finish) says whether that worked.
 #[derive(Debug)]
 pub struct SysprofWriter<W: Write> {
     records: RecordWriter<W>,
     symbols: SymbolTable,
-    /// By prototype: what its callers call it, and whether it was compiled.
+    /// The names that callers use for a function, and whether it was compiled, by prototype.
     function_names: HashMap<u64, Vec<FunctionName>>,
-    /// Addresses given to names that have none.
+    /// The addresses of names without an address of their own.
     named: HashMap<Arc<str>, u64>,
-    /// How many bytes all that may take.
+    /// The most bytes for all of this.
     limit: usize,
-    /// How many bytes it takes, about.
+    /// The approximate bytes that all of this takes.
     bytes: usize,
-    /// Whether something was forgotten: readers know symbols that are not known here.
+    /// Whether symbols were forgotten. Readers then know symbols that are not known here.
     has_forgotten: bool,
     splicer: Splicer,
 }
 
-/// Bytes of memory that a symbol takes besides its name, about: entries of several tables.
+/// The approximate bytes of memory that a symbol takes besides its name: entries in several tables.
 const SYMBOL_SIZE: usize = 160;
 
-/// Names without an address that are known at once: fewer than there are addresses for them.
+/// The most names without an address to know at a time. There are more addresses than that.
 const MAX_NAMED: usize = 1 << 15;
 
-/// A sample has fewer frames than that: all of them are known when it is written.
+/// The most frames of a sample. All of them have to be known when the sample is written.
 const MAX_SAMPLE: usize = 1 << 13;
 
 const _: () = assert!((MAX_NAMED + MAX_SAMPLE) as u64 <= reserved::END - reserved::NAMES);
 
-/// The symbols that every stream of lj-trace has.
+/// The symbols in every stream of lj-trace.
 fn own_symbols() -> [Symbol; 4] {
     [
         Annotation::Writer.to_symbol(),
@@ -66,10 +66,10 @@ fn own_symbols() -> [Symbol; 4] {
 }
 
 impl<W: Write> SysprofWriter<W> {
-    /// Starts a stream with these symbols and with those of lj-trace's own ([`reserved`]).
+    /// Starts a stream with these symbols and with lj-trace's own symbols ([`reserved`]).
     ///
     /// # Errors
-    /// As for all methods: the output cannot take the bytes.
+    /// As for all methods: the output cannot be written.
     pub fn new(out: W, symbols: &SymbolTable) -> Result<Self, WriteError> {
         let mut symbols = symbols.clone();
         symbols.extend(own_symbols());
@@ -79,7 +79,7 @@ impl<W: Write> SysprofWriter<W> {
     /// Starts a stream of these versions with exactly these symbols in this order.
     ///
     /// # Errors
-    /// As for all methods: the output cannot take the bytes.
+    /// As for all methods: the output cannot be written.
     pub fn with_symbols(
         out: W,
         symtab_version: u8,
@@ -109,14 +109,13 @@ impl<W: Write> SysprofWriter<W> {
         })
     }
 
-    /// Bounds what is remembered of the symbols that were written, to about so many bytes of memory.
-    /// [`Self::make_room`] keeps to it.
+    /// Limits the memory for written symbols to about this many bytes. [`Self::make_room`] enforces the limit.
     pub fn limit_memory(&mut self, bytes: usize) {
         self.limit = bytes;
     }
 
-    /// Forgets the symbols that were written, once they take more memory than they may: each is written again before it is
-    /// next used. Call it between samples, before the first `define_*` of one.
+    /// Forgets the written symbols once they exceed the memory limit. Each is then written again before its next use. Call
+    /// it between samples, before the first `define_*` of a sample.
     pub fn make_room(&mut self) {
         if self.bytes <= self.limit && self.named.len() <= MAX_NAMED {
             return;
@@ -131,8 +130,8 @@ impl<W: Write> SysprofWriter<W> {
     /// Writes a sample as it is.
     ///
     /// # Errors
-    /// Also of kind `InvalidInput`, with nothing written, for a sample that the format has no room for: the state
-    /// `TRACE`, a Lua stack in a state that has none, an address 0.
+    /// Also of kind `InvalidInput`, with nothing written, if the format cannot represent the sample: the state `TRACE`, a
+    /// Lua stack in a state that has none, or an address 0.
     pub fn sample(&mut self, sample: &StreamSample<'_>) -> Result<(), WriteError> {
         let problem = if sample.vmstate == VmState::Trace {
             Some("a sample in the state TRACE has no stacks in a sysprof stream")
@@ -150,10 +149,10 @@ impl<W: Write> SysprofWriter<W> {
         self.records.record(|out| put_sample(out, sample))
     }
 
-    /// Writes a sample on a trace in the in-process form, which the reference parser shows as a bare `;`.
+    /// Writes a sample on a trace in the form of the in-process profiler. The reference parser shows it as a bare `;`.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn trace_sample(&mut self, sample: &TraceSample) -> Result<(), WriteError> {
         self.records.record(|out| {
             out.push(VmState::Trace as u8);
@@ -166,7 +165,7 @@ impl<W: Write> SysprofWriter<W> {
     /// Writes a symbol that has appeared, or whose address has changed its meaning.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn symbol(&mut self, symbol: Symbol) -> Result<(), WriteError> {
         self.records.record(|out| {
             out.push(match symbol {
@@ -176,7 +175,7 @@ impl<W: Write> SysprofWriter<W> {
             });
             symtab::put_fields(out, &symbol, false);
         })?;
-        // States are no symbols to look up, and there may be one for each sample.
+        // States are not symbols for look-ups, and each sample may have one.
         if !matches!(symbol, Symbol::C { addr: ..reserved::NAMES, .. }) {
             let name = match &symbol {
                 Symbol::Lua { chunk, .. } => chunk.len(),
@@ -192,18 +191,18 @@ impl<W: Write> SysprofWriter<W> {
     /// Writes an annotation.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn annotate(&mut self, annotation: &Annotation) -> Result<(), WriteError> {
         self.symbol(annotation.to_symbol())
     }
 
-    /// Makes the stream say from here on that a prototype at `proto` is this function, and gives the address that
-    /// stands for it under this name: it may be `compiled` into traces or not, so one of both has
-    /// an address of its own within the prototype. Writes nothing where the stream says so already; a prototype that
-    /// was freed and whose memory was reused gets its new meaning.
+    /// Makes the stream say from here on that the prototype at `proto` is this function. Returns the address that
+    /// represents it under this name. A function that is `compiled` into traces has another address inside the prototype
+    /// than one that is not. Writes nothing if the stream already says so. If a prototype was freed and its memory reused,
+    /// the address gets its new meaning.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn define_lua(
         &mut self,
         proto: u64,
@@ -238,10 +237,10 @@ impl<W: Write> SysprofWriter<W> {
         Ok(address)
     }
 
-    /// Makes the stream say from here on that a prototype at `proto` is this function, whatever its name.
+    /// Makes the stream say from here on that the prototype at `proto` is this function, with any name.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn define_prototype(&mut self, proto: u64, chunk: &[u8], first_line: u64) -> Result<(), WriteError> {
         let known = self.symbols.lua(proto);
         if known.is_some_and(|known| *known.chunk == *chunk && known.first_line == first_line) {
@@ -250,21 +249,21 @@ impl<W: Write> SysprofWriter<W> {
         self.define_lua(proto, chunk, first_line, None, false).map(drop)
     }
 
-    /// Makes the stream give the code address `pc` this name from here on, by a symbol for the whole function
-    /// `start..end` and a boundary behind it. Writes nothing where `pc` has this name already.
+    /// Gives the code address `pc` this name in the stream from here on, with a symbol for the whole function `start..end`
+    /// and a boundary after it. Writes nothing if `pc` already has this name.
     ///
     /// For an address without a symbol pass `pc` as `start`, `pc + 1` as `end` and a name such as
     /// `[unknown: no symbol]`.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn define_c(&mut self, pc: u64, start: u64, end: u64, name: &str) -> Result<(), WriteError> {
         let has_name = |symbols: &SymbolTable| symbols.c(pc).is_some_and(|known| *known.name == *name.as_bytes());
         if pc < reserved::END {
             return Ok(());
         }
         if self.has_forgotten {
-            // Of what readers know around it, not all is known here: so each address has a symbol of its own.
+            // Readers may know symbols around it that are not known here, so each address gets a symbol of its own.
             let known = self.symbols.c(pc).filter(|known| known.start == pc);
             let is_known = known.is_some_and(|known| *known.name == *name.as_bytes());
             return if is_known { Ok(()) } else { self.symbol(Symbol::c(pc, name)) };
@@ -288,7 +287,7 @@ impl<W: Write> SysprofWriter<W> {
     /// Makes the stream know a trace from here on.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn define_trace(&mut self, trace: symtab::TraceSymbol) -> Result<(), WriteError> {
         if self.symbols.trace(trace.number) == Some(&trace) {
             return Ok(());
@@ -296,11 +295,11 @@ impl<W: Write> SysprofWriter<W> {
         self.symbol(Symbol::Trace(trace))
     }
 
-    /// An address for a function that has a name but no address that a stream could show, such as a fast function
-    /// that Tarantool's LuaJIT does not have. Always the same one for the same name.
+    /// Returns an address for a function that has a name but no address for streams, such as a fast function that
+    /// Tarantool's LuaJIT does not have. The same name always gets the same address.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn address_of_name(&mut self, name: &str) -> Result<u64, WriteError> {
         if let Some(&addr) = self.named.get(name) {
             return Ok(addr);
@@ -315,13 +314,13 @@ impl<W: Write> SysprofWriter<W> {
         Ok(addr)
     }
 
-    /// Writes a sample so that the reference parser, which knows only the symbols written so far, shows every frame
-    /// of its merged stack in order. See [`super::splice`].
+    /// Writes a sample so that the reference parser, which knows only the symbols written so far, shows all frames of its
+    /// merged stack in order. See [`super::splice`].
     ///
-    /// `frames` are root first. All states are allowed, `TRACE` too.
+    /// `frames` are root first. All states are allowed, including `TRACE`.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn stack(&mut self, vmstate: VmState, frames: &[StackFrame<'_>]) -> Result<(), WriteError> {
         let mut splicer = std::mem::take(&mut self.splicer);
         let result = self.stack_with(&mut splicer, vmstate, frames);
@@ -356,18 +355,18 @@ impl<W: Write> SysprofWriter<W> {
         self.records.record(|out| put_sample(out, &sample))
     }
 
-    /// Passes on all that has been written so far.
+    /// Passes everything written so far on to the output.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn flush(&mut self) -> Result<(), WriteError> {
         self.records.flush()
     }
 
-    /// Writes the epilogue, flushes, and gives the output back.
+    /// Writes the epilogue, flushes, and returns the output.
     ///
     /// # Errors
-    /// The output cannot take the bytes.
+    /// The output cannot be written.
     pub fn finish(self) -> Result<W, WriteError> {
         self.records.finish()
     }

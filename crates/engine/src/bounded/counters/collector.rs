@@ -1,13 +1,14 @@
 //! What one VM's counters show between two readings.
 //!
-//! What was allocated, less what was freed explicitly, is the rise of `gc.total` and what a sweep has freed meanwhile; and
-//! by the latter `gc.estimate` falls ([`gc_onestep`], `lj_gc.c`). When a sweep begins, the estimate is set anew ([`atomic`]
-//! there): of what was allocated between the two readings with that in between, the part since then is what there is more
-//! than the estimate; the part before is estimated, without bias, by what was allocated just before ([`Collector::flipped`]).
-//! So it is right as long as there are some readings in a cycle.
+//! Bytes allocated less bytes freed explicitly are the rise of `gc.total` plus what a sweep has freed meanwhile;
+//! `gc.estimate` falls by the latter ([`gc_onestep`], `lj_gc.c`). When a sweep begins, the collector sets the estimate anew
+//! ([`atomic`] there). Between two readings around that moment, the allocations since that moment are the difference of
+//! total and estimate. The allocations before it are estimated, without bias, from the rate just before
+//! ([`Collector::flipped`]). So the result is right as long as there are some readings in each cycle.
 //!
-//! The collector of a small heap begins a thousand cycles a second and more. Then readings come in bursts of some
-//! microseconds ([`Collector::begin_burst`]), each of which resolves what it covers, and stands for the time before it.
+//! The collector of a small heap begins a thousand cycles per second or more. Readings then come in bursts of some
+//! microseconds ([`Collector::begin_burst`]). A burst resolves the time that it covers, and is a sample of the time before
+//! it.
 //!
 //! LuaJIT's sources: [`GCSfinalize`], [`LJ_MAX_STRTAB`].
 //!
@@ -20,45 +21,45 @@ use lj_trace_estimate::observation::Tables;
 
 use super::place::Raw;
 
-/// `GCSfinalize`, `lj_gc.h`: here the estimate falls by what the collector thinks finalizers cost.
+/// `GCSfinalize`, `lj_gc.h`: in this state the estimate falls by the collector's guess of what finalizers cost.
 const FINALIZE: u8 = 5;
 
-/// A reading that comes later than this after the one before, in seconds, tells nothing of the order of what was between.
+/// Seconds. A reading that comes later than this after the previous one does not show the order of events between the two.
 const ON_TIME: f64 = 0.003;
 
 /// `GCSatomic`, `lj_gc.h`.
 const ATOMIC: u8 = 2;
 
-/// `GCSsweepstring`, `lj_gc.h`: follows that.
+/// `GCSsweepstring`, `lj_gc.h`: the state after `GCSatomic`.
 const SWEEP_STRING: u8 = 3;
 
-/// The sum over one VM.
+/// The sums of one VM.
 #[derive(Clone, Debug, Default)]
 pub struct Collector {
     last: Option<(f64, Raw)>,
-    /// Bytes, less what was freed explicitly. Signed: for a moment more may be given back than was taken.
+    /// Bytes allocated, less bytes freed explicitly. Signed: for a moment, more may be freed than was allocated.
     net: f64,
     gross: u64,
     tables: Tables,
     cycles: f64,
-    /// Bytes of `net` that were not resolved, since a reading came late.
+    /// Bytes of `net` that are extrapolated because a reading came late.
     guessed: f64,
     /// How often the VM's own counter of all bytes has fallen.
     fallen: u64,
-    /// The burst that has begun.
+    /// The burst under way.
     burst: Option<Burst>,
-    /// Bytes a second, lately.
+    /// The recent allocation rate in bytes per second.
     rate: f64,
-    /// The same between the last two readings of one cycle.
+    /// The rate between the last two readings of one cycle, in bytes per second.
     last_rate: f64,
-    /// The CPU time that the program had up to now, and at the last reading, if it is known.
+    /// The CPU time of the program up to now, and up to the last reading, in seconds, if it is known.
     ran: Option<f64>,
     ran_before: Option<f64>,
-    /// The share of the time that it had a CPU, lately; several at a time are more than 1.
+    /// The recent CPU use of the program: CPU time per time. Above 1 if several threads run at once.
     had_cpu: f64,
     /// The share of the time between two readings that the atomic phase takes.
     in_atomic: f64,
-    /// The last reading was amid the end of that phase: the estimate was still the old one.
+    /// Whether the last reading came near the end of the atomic phase, while the estimate was still the old one.
     estimate_is_due: bool,
     wide: bool,
 }
@@ -66,26 +67,26 @@ pub struct Collector {
 /// Readings in quick succession.
 #[derive(Clone, Copy, Debug)]
 struct Burst {
-    /// Seconds since the one before, which are not resolved.
+    /// Seconds since the previous burst. This time is not resolved.
     gap: f64,
     began: f64,
     net: f64,
     cycles: f64,
 }
 
-/// No string table has more bytes (`LJ_MAX_STRTAB`, `lj_def.h`).
+/// The most bytes of a string table (`LJ_MAX_STRTAB`, `lj_def.h`).
 const LARGEST_TABLE: u64 = 8 << 26;
 
-/// Over how many seconds the rate is an average: some readings, and less than a program takes to change what it does.
+/// The seconds over which the rate is averaged: long enough for some readings, and shorter than a phase of a program.
 const RATE_OVER: f64 = 0.005;
 
 impl Collector {
-    /// Of a VM with counters of 8 bytes, or of 4.
+    /// Sums of a VM whose counters have 8 bytes (`wide`) or 4.
     pub fn new(wide: bool) -> Self {
         Self { wide, ..Self::default() }
     }
 
-    /// Takes a reading, `at` a time in seconds.
+    /// Takes a reading. `at` is its time in seconds.
     pub fn add(&mut self, at: f64, raw: Raw) {
         let Some((before, last)) = self.last.replace((at, raw)) else { return };
         self.look_at_table(&last, &raw);
@@ -102,9 +103,10 @@ impl Collector {
                 (false, true) => 0.0,
                 (false, false) => 2.0,
             };
-            // Whoever keeps us from reading in time keeps the program from its work, too.
+            // What delays the reader also keeps the program from running.
             let usual = match ran {
-                // Both are read one after the other, so where it had next to nothing this may be far too much.
+                // CPU time and rate are read one after the other. If the program had hardly any CPU time, the quotient may
+                // be far too large.
                 Some(ran) if self.had_cpu > 0.0 => (self.rate / self.had_cpu * ran).min(self.rate * time),
                 _ => self.rate * time,
             };
@@ -130,25 +132,26 @@ impl Collector {
         self.net += net;
     }
 
-    /// What was allocated between two readings of which the second is the first of its cycle.
+    /// Bytes allocated between two readings of which the second is the first of its cycle.
     ///
-    /// The atomic phase, in which nothing is allocated, sets the estimate to all that there is: so what was allocated since
-    /// is known. It is no measure of what was allocated before: then the program marked, and now it sweeps, which leaves it
-    /// less time to work, or more. But before was as between the two readings before these; and the phase lies anywhere
-    /// between the readings, so half of their time was before it, on average. [`None`] if it is what total has risen by.
+    /// Nothing is allocated in the atomic phase, and the phase sets the estimate to the size of the whole heap. So the
+    /// bytes allocated since the phase are known. They do not tell how much was allocated before the phase: then the
+    /// program marked, and now it sweeps, which leaves it more or less time to work. Instead, the rate before the phase is
+    /// taken from the previous two readings. The phase lies anywhere between the two readings, so on average half of the
+    /// time was before it. [`None`] if the rise of the total is the answer.
     fn flipped(&mut self, last: &Raw, raw: &Raw, time: f64) -> Option<f64> {
-        /// So much more than expected is no chance: the program has begun to allocate faster.
+        /// A rise by more than this factor is not chance: the program has begun to allocate faster.
         const RISEN: f64 = 1.5;
-        /// Over how many flips the time of the atomic phase is averaged.
+        /// The number of flips over which the time of the atomic phase is averaged.
         const FLIPS: f64 = 64.0;
         if raw.estimate == last.estimate && (ATOMIC..=SWEEP_STRING).contains(&raw.state) {
-            // It is set last, which may take a while: nothing was freed or allocated since.
+            // The phase sets the estimate last, which may take a while. Nothing was freed or allocated in between.
             self.estimate_is_due = true;
             return None;
         }
         let since = self.difference(raw.estimate, raw.total).max(0.0);
         let is_known = last.state == ATOMIC;
-        // The longer the phase, the more often there is a reading in it.
+        // The longer the phase, the more often a reading falls into it.
         self.in_atomic += (f64::from(u8::from(is_known)) - self.in_atomic) / FLIPS;
         let whole = self.last_rate * time;
         let before = if is_known {
@@ -162,7 +165,7 @@ impl Collector {
         (self.difference(last.total, raw.total) <= net * 2.0).then_some(net)
     }
 
-    /// Takes a reading that begins a burst. What was before is estimated from the burst.
+    /// Takes the first reading of a burst. Allocations before the burst are estimated from the burst.
     pub fn begin_burst(&mut self, at: f64, raw: Raw) {
         let last = self.last.replace((at, raw));
         let Some((before, last)) = last else { return };
@@ -182,18 +185,18 @@ impl Collector {
         }
     }
 
-    /// Says how much CPU time the program had up to the next reading, in seconds.
+    /// Sets the CPU time that the program had up to the next reading, in seconds.
     pub fn set_ran(&mut self, ran: Option<f64>) {
         self.ran = ran;
     }
 
-    /// The CPU time that it had since the last reading.
+    /// The CPU time of the program since the last reading.
     fn ran_since(&mut self) -> Option<f64> {
         let before = std::mem::replace(&mut self.ran_before, self.ran);
         Some((self.ran? - before?).max(0.0))
     }
 
-    /// Adds what the VM has counted itself: all that was allocated, so it rises.
+    /// Adds the rise of the VM's own counter of all allocated bytes.
     fn count_allocated(&mut self, last: &Raw, raw: &Raw) {
         let (Some(now), Some(then)) = (raw.allocated, last.allocated) else { return };
         let rise = now.wrapping_sub(then);
@@ -211,18 +214,18 @@ impl Collector {
         }
     }
 
-    /// The next reading says nothing of the time before it.
+    /// Starts anew: the next reading says nothing about the time before it.
     pub fn begin_anew(&mut self) {
         (self.last, self.burst) = (None, None);
     }
 
-    /// How much a counter has changed, which goes round at its width.
+    /// The change of a counter that wraps around at its width.
     fn difference(&self, from: u64, to: u64) -> f64 {
         let change = to.wrapping_sub(from);
         if self.wide { change.cast_signed() as f64 } else { f64::from((change as u32).cast_signed()) }
     }
 
-    /// Bytes allocated, less what was freed explicitly.
+    /// Bytes allocated, less bytes freed explicitly.
     pub fn net(&self) -> f64 {
         self.net
     }
@@ -232,7 +235,7 @@ impl Collector {
         self.guessed
     }
 
-    /// How often a counter that only rises has fallen.
+    /// How often a counter that should only rise has fallen.
     pub fn fallen(&self) -> u64 {
         self.fallen
     }
@@ -243,17 +246,17 @@ impl Collector {
         last.allocated.map(|_| self.gross)
     }
 
-    /// What its string tables have taken.
+    /// The bytes that the VM's string tables have taken.
     pub fn tables(&self) -> &Tables {
         &self.tables
     }
 
-    /// Cycles that were begun.
+    /// The number of cycles that have begun.
     pub fn cycles(&self) -> u64 {
         self.cycles as u64
     }
 
-    /// Whether it had the same counters the last time.
+    /// Whether the last reading had the same counters.
     pub fn is_same(&self, raw: &Raw) -> bool {
         self.last.is_some_and(|(_, last)| last == *raw)
     }
@@ -263,19 +266,20 @@ impl Collector {
 mod tests {
     use super::*;
 
-    /// Every so often there is a burst of 16 readings: no multiple of a cycle.
+    /// Ticks between two bursts of 16 readings; not a multiple of a cycle.
     const BURSTS: u64 = 331;
 
-    /// In seconds.
+    /// The length of a tick in seconds.
     const TICK: f64 = 0.02e-3;
 
-    /// A collector that allocates `rate` bytes a tick, and as soon as there are twice as many as are alive flips, and
-    /// sweeps within `sweep` ticks what is garbage. There is a reading every so many ticks.
+    /// Simulates a collector whose program allocates `rate` bytes per tick. The collector flips as soon as the heap is
+    /// twice as large as the live objects, and sweeps the garbage within `sweep` ticks. There is a reading every `every`
+    /// ticks.
     fn run(wide: bool, rate: u64, alive: u64, sweep: u64, every: u64) -> (Collector, f64) {
         run_at(wide, |_, _| rate, alive, sweep, every)
     }
 
-    /// The same with a rate that depends on the tick, and on how long it is still swept.
+    /// The same with a rate that depends on the tick, and on how many ticks the sweep still takes.
     fn run_at(wide: bool, rate: impl Fn(u64, u64) -> u64, alive: u64, sweep: u64, every: u64) -> (Collector, f64) {
         let offset = if wide { 0 } else { u64::from(u32::MAX) - 1000 };
         let narrow = |value: u64| if wide { value } else { u64::from((value + offset) as u32) };

@@ -1,16 +1,17 @@
-//! The CPU time that a process has used, as long as it is quick to read.
+//! The CPU time that a process has used, as long as reading it is quick.
 
 use std::time::{Duration, Instant};
 
 use lj_trace_process::clocks::ClockId;
 
-/// The kernel adds up all threads: where it takes longer than this, it is not worth its time.
+/// The kernel adds up all threads. A reading that takes longer than this is not worth its cost.
 const MOST: Duration = Duration::from_micros(20);
 
-/// So many readings in a row that take longer, and it is not read any more: one may have been interrupted.
+/// After this number of slow readings in a row, the clock is not read any more. A single slow reading may have been
+/// interrupted.
 const TRIES: u32 = 8;
 
-/// That of a process.
+/// Reads the CPU time of a process.
 #[derive(Debug)]
 pub struct CpuTimeReader {
     clock: ClockId,
@@ -18,12 +19,12 @@ pub struct CpuTimeReader {
 }
 
 impl CpuTimeReader {
-    /// Of the process with this number.
+    /// The reader for the process with this id.
     pub fn of(pid: u32) -> Self {
         Self { clock: ClockId::of_process(pid), slow: 0 }
     }
 
-    /// In seconds; [`None`] if the process is gone, or has so many threads that it takes long.
+    /// The CPU time in seconds; [`None`] if the process is gone, or has so many threads that reading is slow.
     pub fn read(&mut self) -> Option<f64> {
         if self.slow >= TRIES {
             return None;

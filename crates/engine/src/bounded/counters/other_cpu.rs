@@ -1,22 +1,22 @@
-//! Keeps a thread off the CPU that the target runs on. A thread that watches from that CPU sees the target stand still,
-//! since it has preempted it; and a target that is preempted a thousand times a second loses its caches.
+//! Keeps a thread off the CPU that the target runs on. A thread that watches from the target's CPU always sees the target
+//! stopped, since it has preempted it; and a target that is preempted a thousand times per second loses its caches.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
-/// The target's main thread, and where it runs.
+/// Finds the CPU of the target's main thread.
 #[derive(Debug)]
 pub struct OtherCpu {
     stat: Option<File>,
 }
 
 impl OtherCpu {
-    /// Of a process.
+    /// For the process `pid`.
     pub fn from(pid: u32) -> Self {
         Self { stat: File::open(format!("/proc/{pid}/stat")).ok() }
     }
 
-    /// Moves this thread to another CPU if it is on that of the target; false if there is no other.
+    /// Moves this thread to another CPU if it runs on the target's CPU. Returns false if there is no other CPU.
     pub fn go(&self) -> bool {
         let Some(theirs) = self.stat.as_ref().and_then(last_cpu) else { return true };
         theirs != own_cpu() || (avoid(theirs) && theirs != own_cpu())
@@ -30,7 +30,8 @@ fn last_cpu(stat: &File) -> Option<usize> {
     processor(std::str::from_utf8(bytes.get(..length)?).ok()?)
 }
 
-/// `processor`, the 39th field (proc_pid_stat(5)); the second has parentheses around it, and anything in between.
+/// `processor`, the 39th field (proc_pid_stat(5)). The second field has parentheses around it and may contain any
+/// characters.
 fn processor(stat: &str) -> Option<usize> {
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split_ascii_whitespace().nth(36)?.parse().ok()
@@ -41,7 +42,7 @@ fn own_cpu() -> usize {
     usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(usize::MAX)
 }
 
-/// Lets this thread run on all CPUs that its process may use but this one; false if there is no other.
+/// Lets this thread run on all CPUs that its process may use, except this one. Returns false if there is no other.
 fn avoid(cpu: usize) -> bool {
     // SAFETY: plain data, of which all zeros is an empty set.
     let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! Where a VM's counters lie.
+//! The places of a VM's counters in memory.
 //!
 //! LuaJIT's sources: [`GCState`].
 //!
@@ -8,43 +8,43 @@ use lj_trace_common::layout::{BytecodeSet, VmLayout};
 
 use lj_trace_luajit::shape::Shape;
 
-/// The part of the `global_State` with the counters (`GCState`, `lj_obj.h`), and where in it they are.
+/// The part of the `global_State` with the counters (`GCState`, `lj_obj.h`), and their offsets in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CountersPlace {
-    /// Address of the first byte.
+    /// The address of the first byte.
     pub start: u64,
-    /// How many bytes.
+    /// The size in bytes.
     pub size: usize,
     wide: bool,
     total: usize,
     estimate: usize,
     white: usize,
     state: usize,
-    /// `gc.allocated`, which Tarantool's builds have.
+    /// The offset of `gc.allocated`, which only Tarantool's builds have.
     allocated: Option<usize>,
     mask: usize,
     reference: u64,
 }
 
-/// The counters of one VM at some moment.
+/// The counters of one VM at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Raw {
-    /// `gc.total`: bytes that are allocated.
+    /// `gc.total`: the allocated bytes of the heap.
     pub total: u64,
-    /// `gc.estimate`: of those, what the collector takes for alive. While it sweeps, it falls by what is freed.
+    /// `gc.estimate`: the part of these that the collector considers alive. During a sweep, it falls by the freed bytes.
     pub estimate: u64,
-    /// `gc.currentwhite`: changes once in each cycle, before the sweep.
+    /// `gc.currentwhite`: changes once per cycle, before the sweep.
     pub white: u8,
     /// `gc.state`.
     pub state: u8,
-    /// `gc.allocated`: bytes allocated since the VM was made.
+    /// `gc.allocated`: the bytes allocated since the VM was created.
     pub allocated: Option<u64>,
-    /// Bytes of the string table, from its mask.
+    /// The bytes of the string table, computed from its mask.
     pub table: u64,
 }
 
 impl CountersPlace {
-    /// Those of the VM whose `global_State` this is.
+    /// The place of the counters of the VM with this `global_State`.
     pub fn new(global: u64, layout: &VmLayout) -> Self {
         let shape = Shape::new(*layout);
         let total = u64::from(layout.g_gc_total);
@@ -52,7 +52,7 @@ impl CountersPlace {
         // root, sweep, gray, grayagain, weak, mmudata, debt; LuaJIT 2.0 has stepmul before debt.
         let before = if layout.bytecode_set == BytecodeSet::V20 as u16 { 8 } else { 7 };
         let estimate = root + before * shape.reference;
-        // stepmul and pause, lightudseg where it is; freed.
+        // stepmul and pause; lightudseg in builds that have it; freed.
         let counters =
             shape.light_userdata_segments().map_or(root + 8 * shape.reference + 8, |at| at + shape.reference);
         let allocated = shape.has_counters().then_some(counters.next_multiple_of(8) + 8);
@@ -74,7 +74,7 @@ impl CountersPlace {
         }
     }
 
-    /// Takes the bytes apart; [`None`] if there are too few.
+    /// Decodes the bytes; [`None`] if there are too few.
     pub fn decode(&self, bytes: &[u8]) -> Option<Raw> {
         let wide = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
         let narrow = |at: usize| Some(u64::from(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?)));

@@ -18,29 +18,29 @@ use super::place::{CountersPlace, Raw};
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
 
-/// Between two readings.
+/// The interval between two readings.
 const INTERVAL: Duration = Duration::from_millis(1);
 
-/// The same while nothing is allocated.
+/// The interval between readings while nothing is allocated.
 const IDLE_INTERVAL: Duration = Duration::from_millis(8);
 
-/// Readings that were all alike before it becomes idle.
+/// The number of equal readings in a row after which the reader uses `IDLE_INTERVAL`.
 const ALIKE: u32 = 16;
 
-/// A cycle with fewer readings is resolved by bursts: of so many readings, some 2 us each.
+/// Cycles with fewer readings than this are resolved by bursts of `BURST` readings, about 2 us each.
 const FEWEST_READINGS: u64 = 4;
 const BURST: u32 = 20;
 
-/// So many bursts may be left out, one after the other, where the target's CPU is the only one there is.
+/// The most bursts in a row that may be skipped because the machine has no other CPU than the target's.
 const MOST_SKIPPED: u32 = 50;
 
-/// How many readings tell how fast the cycles are.
+/// The number of readings after which the length of cycles is judged.
 const LOOKED_OVER: u32 = 100;
 
-/// How often it is looked whether the VMs are still there.
+/// The interval between two checks that the VMs still exist.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The thread, and what it has read. It ends when this is dropped.
+/// The reader thread and its readings. The thread ends when this is dropped.
 pub struct Counters {
     thread: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
@@ -49,7 +49,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Begins to read the counters of these VMs, and shows them to `polled`, too.
+    /// Begins to read the counters of these VMs, and passes the readings to `polled`, too.
     ///
     /// # Errors
     /// The system has no more threads.
@@ -76,25 +76,25 @@ impl Counters {
             net: 0.0,
         };
         let thread = thread::Builder::new().name("counters".to_owned()).spawn(move || {
-            // It reads memory alone.
+            // The thread only reads memory.
             let _ = privileges::drop_unneeded(&[], || true);
             reader.run();
         })?;
         Ok(Self { thread: Some(thread), stop, readings, more })
     }
 
-    /// Reads the counters of one more VM, from now on.
+    /// From now on also reads the counters of this VM.
     pub fn add_vm(&self, vm: Vm) {
-        // If nobody reads any more, all is over.
+        // If the thread has ended, the recording is over.
         let _ = self.more.send(vm);
     }
 
-    /// What was read since.
+    /// The readings since the last call.
     pub fn readings(&self) -> impl Iterator<Item = Reading> + '_ {
         self.readings.try_iter()
     }
 
-    /// Ends it, after a last reading.
+    /// Ends the thread after a last reading.
     pub fn end(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -123,7 +123,8 @@ impl Watched {
         Self { place: CountersPlace::new(vm.global, &vm.layout), vm, collector, is_gone: false }
     }
 
-    /// Looks whether it is still there; or there again: a VM that is closed leaves its place to the next one.
+    /// Checks whether the VM still exists, or a new one exists at its address: a later VM may take the place of a closed
+    /// one.
     fn check(&mut self, memory: &ProcessMemory) {
         let was_gone = std::mem::replace(&mut self.is_gone, !self.vm.still_valid(memory));
         if was_gone && !self.is_gone {
@@ -132,17 +133,17 @@ impl Watched {
     }
 }
 
-/// How readings come.
+/// How readings follow each other.
 #[derive(Clone, Copy)]
 enum Readings {
-    /// Each as soon after the one before as it tells all that was in between.
+    /// Single readings, each soon enough after the previous one to resolve everything in between.
     Single,
-    /// This one after a longer time.
+    /// The first reading of a burst, after a longer time.
     FirstOfBurst,
 }
 
 impl Readings {
-    /// Gives a reading to a collector. How many flips there were since the one before, if that is known.
+    /// Passes a reading to a collector. Returns the number of flips since the previous reading, if it is known.
     fn give(self, collector: &mut Collector, at: f64, raw: Raw) -> Option<u64> {
         let before = collector.cycles();
         match self {
@@ -161,18 +162,19 @@ struct Reader {
     vms: Vec<Watched>,
     stop: Arc<AtomicBool>,
     sender: Sender<Reading>,
-    /// VMs that are to be read, too.
+    /// VMs to read in addition.
     new: Receiver<Vm>,
-    /// Over how many readings it is looked how fast the cycles are, how many were begun by their first, and what came out.
+    /// To judge the length of cycles: the number of readings so far, the cycles begun before the first of them, and the
+    /// verdict.
     looked: u32,
     cycles: u64,
     bursts: bool,
     other_cpu: OtherCpu,
     cpu: CpuTimeReader,
     polled: Polled,
-    /// Bursts that were left out, since they would have stopped the target.
+    /// Bursts that were skipped, since they would have stopped the target.
     skipped: u32,
-    /// The largest sum so far: it may fall for a moment, where more is given back than is taken.
+    /// The largest sum so far. A sum may fall for a moment, when more is freed than allocated.
     net: f64,
 }
 
@@ -186,7 +188,7 @@ impl Reader {
             let has_changed = if self.bursts { self.read_burst() } else { self.read(Readings::Single) };
             self.look_at_cycles();
             alike = if has_changed { 0 } else { alike + 1 };
-            // While nothing changes, one in between is enough to know that.
+            // While nothing changes, it is enough to report one reading in eight.
             let is_news = has_changed || alike <= ALIKE || alike % 8 == 0 || is_last;
             let sum = self.sum();
             if is_news && self.sender.send(sum).is_err() || is_last {
@@ -201,7 +203,7 @@ impl Reader {
         }
     }
 
-    /// Reads them several times at once.
+    /// Reads the counters several times in a row.
     fn read_burst(&mut self) -> bool {
         if !self.other_cpu.go() && self.skipped < MOST_SKIPPED {
             self.skipped += 1;
@@ -220,7 +222,7 @@ impl Reader {
     fn look_at_cycles(&mut self) {
         self.looked += 1;
         if self.looked >= LOOKED_OVER {
-            // Whoever wakes up there stops it, a thousand times a second.
+            // A thread that wakes up on the target's CPU stops the target, here a thousand times per second.
             self.other_cpu.go();
             let cycles = self.sum().cycles;
             let begun = cycles - std::mem::replace(&mut self.cycles, cycles);
@@ -229,7 +231,7 @@ impl Reader {
         }
     }
 
-    /// Reads all counters, in one system call; whether they have changed.
+    /// Reads all counters with one system call. Returns whether they have changed.
     fn read(&mut self, readings: Readings) -> bool {
         let Self { memory, vms, polled, cpu, .. } = self;
         let places: Vec<(u64, usize)> =
@@ -241,7 +243,7 @@ impl Reader {
         let mut rest = bytes.as_slice();
         let mut has_changed = false;
         for (vm, watched) in vms.iter_mut().enumerate().filter(|(_, vm)| !vm.is_gone) {
-            // What cannot be read comes to the end of what was read.
+            // The reading ends at the first address that cannot be read.
             let Some((own, others)) = rest.split_at_checked(watched.place.size) else {
                 watched.is_gone = true;
                 break;
@@ -256,7 +258,7 @@ impl Reader {
         has_changed
     }
 
-    /// All VMs together.
+    /// The sums over all VMs.
     fn sum(&mut self) -> Reading {
         let collectors = || self.vms.iter().map(|vm| &vm.collector);
         self.net = self.net.max(collectors().map(Collector::net).sum());

@@ -12,9 +12,9 @@ use super::part::RecentObjects;
 #[derive(Debug)]
 pub struct Choice {
     sources: BTreeMap<SourceId, Reservoir>,
-    /// Where those are that were chosen: some no more.
+    /// The addresses of chosen blocks. Some of these are no longer chosen.
     addresses: HashSet<u64>,
-    /// How many of each source.
+    /// The number of blocks to choose from each source.
     each: usize,
     random: Random,
 }
@@ -26,22 +26,22 @@ struct Reservoir {
     chosen: Vec<ChosenBlock>,
 }
 
-/// A block that was chosen.
+/// A chosen block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChosenBlock {
-    /// Who has allocated it.
+    /// The source that allocated the block.
     pub source: SourceId,
     /// The number of the VM.
     pub vm: usize,
-    /// Where it is.
+    /// The address of the block.
     pub address: u64,
     /// Its size.
     pub size: u64,
-    /// How many bytes of its source it stands for.
+    /// The bytes of its source that this block represents.
     pub weight: f64,
-    /// It was freed explicitly, or given another size, by now.
+    /// Whether the program has freed or resized the block by now.
     pub freed: bool,
-    /// Who may have it as a part: what came into being right before it.
+    /// The objects that were allocated right before the block. One of them may own it.
     pub recent: RecentObjects,
 }
 
@@ -51,7 +51,8 @@ impl Choice {
         Self { sources: BTreeMap::new(), addresses: HashSet::new(), each, random: Random::new(2) }
     }
 
-    /// Takes a call of the allocator by the VM of this number, in the order of time, and what came into being before it.
+    /// Takes a call of the allocator by VM number `vm`, in the order of time. `recent` are the objects that were allocated
+    /// before it.
     pub fn event(&mut self, source: SourceId, vm: usize, event: &Event, recent: &RecentObjects) {
         let freed = match *event {
             Event::Free { addr, .. } | Event::Realloc { old_addr: addr, .. } => Some(addr),
@@ -79,7 +80,7 @@ impl Choice {
         self.addresses.insert(block.address);
     }
 
-    /// Those that were chosen, each with its weight. Begins anew.
+    /// Returns the chosen blocks with their weights, and begins anew.
     pub fn take(&mut self, each: usize) -> Vec<ChosenBlock> {
         self.addresses.clear();
         self.each = each;
@@ -96,7 +97,7 @@ impl Choice {
 
 #[cfg(test)]
 impl ChosenBlock {
-    /// One of which nothing else is known.
+    /// A block of which only this is known.
     pub fn at(address: u64, size: u64) -> Self {
         Self { source: SourceId(0), vm: 0, address, size, weight: 1.0, freed: false, recent: RecentObjects::default() }
     }
@@ -142,7 +143,7 @@ mod tests {
             }
             first_half += choice.take(4).iter().filter(|block| block.address < 0x1000 + 50 * 64).count();
         }
-        // 2000 were chosen; four deviations are 90.
+        // 2000 blocks were chosen; four standard deviations are 90.
         assert!((910..1090).contains(&first_half), "{first_half}");
     }
 
@@ -155,7 +156,7 @@ mod tests {
         choice.event(SourceId(0), 0, &made(0x100, 16), &RecentObjects::default());
         let blocks = choice.take(4);
         assert_eq!(blocks.iter().map(|block| block.freed).collect::<Vec<_>>(), [true, false]);
-        // Twice another size, the second time in the same place.
+        // The block is resized twice, the second time in place.
         choice.event(SourceId(3), 0, &made(0x200, 64), &RecentObjects::default());
         for old_addr in [0x200, 0x300] {
             let resized = Event::Realloc { source: BY, old_addr, old_size: 64, addr: 0x300, size: 128 };

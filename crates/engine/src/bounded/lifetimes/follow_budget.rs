@@ -1,54 +1,54 @@
 //! Limits how many objects are followed at a time, so that checking them at each flip costs the target little.
 //!
-//! A VM with a small heap that allocates much has thousands of collection cycles a second, and each flip stops it for as
-//! long as it takes to look at all that is followed.
+//! A VM with a small heap that allocates much has thousands of collection cycles per second. Each flip stops the VM for as
+//! long as it takes to check all followed objects.
 
 use lj_trace_common::lifetime::MAX_FOLLOWED;
 
 use lj_trace_estimate::observation::Nanos;
 use lj_trace_probes::calibrate::ASSUMED;
 
-/// What looking may cost, as a share of the target's CPU time.
+/// The limit of the cost of checking, as a share of the target's CPU time.
 const MOST: f64 = 0.005;
 
-/// With so few it may cost more: fewer tell nothing.
+/// The least number of followed objects, even if they cost more than `MOST`: fewer would tell nothing.
 const FEWEST: usize = 32;
 
-/// If it would cost that much even then, flips are not watched any more.
+/// If even `FEWEST` objects would cost this share, flips are not watched any more.
 const TOO_MUCH: f64 = 0.01;
 
-/// How often in a row before that is believed.
+/// How many judgements in a row must find that.
 const SURE: u32 = 3;
 
-/// How long it is looked at the cost before it is judged, and how much CPU time that has to be, in seconds.
+/// The time between two judgements in nanoseconds, and the CPU time that it must include, in seconds.
 const PERIOD: Nanos = 100_000_000;
 const LEAST_CPU: f64 = 0.02;
 
-/// What of the program's time at a hit has nothing to do with objects, in seconds.
+/// The part of the BPF program's time at a hit that does not depend on objects, in seconds.
 const BASE: f64 = 0.5e-6;
 
-/// The least that looking at an object takes.
+/// The least time to check an object, in seconds.
 const LEAST_EACH: f64 = 0.02e-6;
 
 /// What watchpoints have cost so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spent {
-    /// Their hits.
+    /// The number of hits.
     pub hits: u64,
-    /// Nanoseconds in the program that they run.
+    /// The nanoseconds of the BPF program at these hits.
     pub time: u64,
 }
 
-/// What follows from the cost.
+/// The verdict on the cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FollowVerdict {
-    /// So many objects may be followed.
+    /// At most this many objects may be followed.
     AtMost(usize),
     /// Flips are too frequent to watch them at all.
     TooFrequent,
 }
 
-/// Judges, now and then.
+/// Judges the cost from time to time.
 #[derive(Debug)]
 pub struct FollowBudget {
     last: Option<(Nanos, f64, Spent)>,
@@ -57,7 +57,7 @@ pub struct FollowBudget {
 }
 
 impl FollowBudget {
-    /// One that has seen nothing yet.
+    /// A budget without any observation.
     pub fn new() -> Self {
         Self { last: None, limit: MAX_FOLLOWED as usize, too_frequent: 0 }
     }
@@ -67,7 +67,7 @@ impl FollowBudget {
         self.last.is_none_or(|(last, ..)| now.saturating_sub(last) >= PERIOD)
     }
 
-    /// Judges, where the target has used so many seconds of `cpu` time, and `followed` objects are followed.
+    /// Judges the cost. The target has used `cpu` seconds of CPU time so far, and `followed` objects are followed now.
     pub fn judge(&mut self, now: Nanos, cpu: f64, spent: Spent, followed: usize) -> FollowVerdict {
         let Some((_, cpu_before, before)) = self.last else {
             self.last = Some((now, cpu, spent));
@@ -87,7 +87,7 @@ impl FollowBudget {
         let each = ((time - BASE).max(0.0) / followed.max(1) as f64).max(LEAST_EACH);
         let anyway = ASSUMED.hit + BASE;
         let affordable = ((used * MOST / hits - anyway) / each).max(0.0) as usize;
-        // It is lowered at once, and raised slowly.
+        // The limit falls at once, but rises slowly.
         self.limit = affordable.clamp(FEWEST, (self.limit * 2).min(MAX_FOLLOWED as usize));
         let is_too_much = hits * (anyway + FEWEST as f64 * each) > used * TOO_MUCH;
         self.too_frequent = if is_too_much { self.too_frequent + 1 } else { 0 };
@@ -99,8 +99,8 @@ impl FollowBudget {
 mod tests {
     use super::*;
 
-    /// What is judged after some seconds of `flips` a second, where looking at an object takes so many microseconds; and
-    /// the share of time that it costs at last.
+    /// The verdict after some seconds with `flips` per second, if checking an object takes `each` microseconds, and the
+    /// share of time that checking costs at the end.
     fn after(flips: f64, each: f64, budget: &mut FollowBudget) -> (FollowVerdict, f64) {
         let (mut spent, mut limit, mut share) = (Spent::default(), MAX_FOLLOWED as usize, 0.0);
         let began = budget.last.map_or((0, 0.0), |(now, cpu, _)| (now, cpu));

@@ -1,16 +1,17 @@
 //! Measures how long objects live, by following some until they die.
 //!
-//! Of the blocks that windows see some are chosen ([`choice`]). Those that are collectable objects ([`object`]) are looked
-//! at at the end of every mark phase, when their mark bits tell which of them are dead, by a BPF program on a hardware
-//! watchpoint ([`lj_trace_common::lifetime`]), or a little later where there is none ([`polled`]). So deaths are known
-//! exactly, without a probe where memory is freed. They are fewer the more cycles there are (`follow_budget`). What is part of
-//! an object (the slots of a table, the stack of a coroutine) lives as long as that does, and as long as it is not
-//! replaced by a larger one: the object that refers to it is found among those that were made lately ([`part`]), those that
-//! are followed, and in all of memory ([`search`]). [`lj_trace_estimate::life`] has what follows for each source.
+//! Some of the blocks that windows see are chosen ([`choice`]). Those that are collectable objects ([`object`]) are checked
+//! at the end of every mark phase, when their mark bits show which of them are dead. A BPF program on a hardware watchpoint
+//! does that ([`lj_trace_common::lifetime`]), or a polling thread a little later if there is no watchpoint ([`polled`]). So
+//! deaths are known exactly, without a probe on the freeing of memory. The more cycles there are, the fewer objects are
+//! followed (`follow_budget`). A part of an object (the slots of a table, the stack of a coroutine) lives as long as the
+//! object, unless a larger part replaces it. The owner of a part is found among the objects that were made lately
+//! ([`part`]), among the followed objects, and in all of memory ([`search`]). [`lj_trace_estimate::life`] computes the
+//! lifetimes of each source.
 //!
-//! Limits: a string that is made again while it is dead and not swept yet lives on, and counts as dead. What has a
-//! finalizer lives a cycle longer than it is in reach. Blocks that nothing is found to refer to (string buffers, or a table's
-//! slots if the table is looked for longer than a cycle takes) are counted, but not followed.
+//! Limits: a dead string that is not swept yet and is made again lives on, but counts as dead. An object with a finalizer
+//! lives a cycle longer than it is reachable. Blocks without a known owner (string buffers, or the slots of a table if the
+//! search takes longer than a cycle) are counted, but not followed.
 //!
 //! LuaJIT's sources: [`lj_str_new`], [`lj_gc_separateudata`].
 //!
@@ -53,40 +54,40 @@ use self::search::BlockSearch;
 use crate::bounded::now;
 pub use lj_trace_estimate::life::{Kept, Life, rank};
 
-/// Objects of one source that are chosen at a time, while there is much room to follow them.
+/// Objects of one source to choose at a time, while there is much room to follow them.
 const EACH: usize = 4;
 
-/// How often objects are thinned out at a time.
+/// The most rounds of thinning out in a row.
 const MAX_ROUNDS: usize = 8;
 
-/// How many objects of a VM are kept in mind that have grown.
+/// The most objects of a VM to remember because they have grown.
 const GROWN: usize = 64;
 
-/// Follows objects.
+/// Follows objects until they die.
 pub struct Lifetimes {
     observer: LifeObserver,
     memory: ProcessMemory,
     shapes: Vec<Shape>,
     choice: Choice,
-    /// By VM.
+    /// Recently allocated objects, by VM.
     recent: Vec<RecentObjects>,
     search: BlockSearch,
-    /// What was found by searching, by VM: whatever has grown will grow again.
+    /// Owners that the search has found, by VM: an object that has grown will grow again.
     grown: Vec<VecDeque<u64>>,
     fates: Fates,
     places: FollowedPlaces,
-    /// The flips of each VM at the last look.
+    /// The number of flips of each VM at the last look.
     flips: Vec<u32>,
     pid: u32,
     budget: FollowBudget,
-    /// Where each VM has its `gc.currentwhite`.
+    /// The address of each VM's `gc.currentwhite`.
     currentwhites: Vec<u64>,
-    /// The watchpoints were given up: that cost too much.
+    /// Whether the watchpoints were given up because they cost too much.
     gave_up: bool,
 }
 
 impl Lifetimes {
-    /// Begins to watch the collectors of `vms`, which have their numbers from that order.
+    /// Begins to watch the collectors of `vms`. The order of `vms` gives them their numbers.
     ///
     /// # Errors
     /// As [`Watchpoints::attach`].
@@ -95,7 +96,7 @@ impl Lifetimes {
         Ok(Self::with(Some(watchpoints), Polled::new(process), process, vms))
     }
 
-    /// The same with what there is: the VMs that no watchpoint is there for are those of `polled`.
+    /// The same with watchpoints if there are any. VMs without a watchpoint are polled with `polled`.
     pub fn with(watchpoints: Option<Watchpoints>, polled: Polled, process: &Process, vms: &[Vm]) -> Self {
         let mut lifetimes = Self {
             observer: LifeObserver::new(watchpoints, polled),
@@ -117,7 +118,7 @@ impl Lifetimes {
         lifetimes
     }
 
-    /// Begins to watch the collector of one more VM, which has the next number.
+    /// Begins to watch the collector of a further VM. It has the next number.
     pub fn add_vm(&mut self, vm: &Vm) {
         let currentwhite = field(vm.global, vm.layout.g_gc_currentwhite);
         self.observer.add(self.shapes.len(), currentwhite);
@@ -133,12 +134,12 @@ impl Lifetimes {
         self.observer.is_polled(self.shapes.len().saturating_sub(1))
     }
 
-    /// Whether watchpoints were given up, since there are so many collection cycles that they cost too much.
+    /// Whether watchpoints were given up, because so many collection cycles made them cost too much.
     pub fn gave_up(&self) -> bool {
         self.gave_up
     }
 
-    /// Takes a call of the allocator by the VM of this number, in the order of time.
+    /// Takes a call of the allocator by VM number `vm`, in the order of time.
     #[inline]
     pub fn event(&mut self, source: SourceId, vm: usize, event: &Event) {
         let (Some(shape), Some(recent)) = (self.shapes.get(vm), self.recent.get_mut(vm)) else { return };
@@ -148,9 +149,9 @@ impl Lifetimes {
         self.choice.event(source, vm, event, recent);
     }
 
-    /// Begins to follow some of what was allocated since the last time: all of it after `since`, when a window was opened
-    /// or the events were last drained. To be called as soon as the events are there: where a flip has come in between,
-    /// it is too late, and nothing of it is followed.
+    /// Begins to follow some of the blocks that were allocated since the last call, all of them after `since`: the time
+    /// when a window was opened or when the events were last drained. Call it as soon as the events are there: after a flip
+    /// it is too late, and none of the blocks is followed.
     pub fn follow(&mut self, since: Nanos) {
         self.look();
         let blocks = self.choice.take(if 2 * self.places.taken() < self.places.limit() { EACH } else { 1 });
@@ -173,7 +174,7 @@ impl Lifetimes {
             }
         }
         self.begin(&added, since);
-        // It is only by now certain that there was no flip before.
+        // Only now is it certain that there was no flip before.
         for block in freed {
             if self.flipped(block.vm) < since {
                 self.fates.died(block.source, block.weight, 0);
@@ -184,12 +185,12 @@ impl Lifetimes {
         }
     }
 
-    /// When a VM was last flipped.
+    /// The time of a VM's last flip.
     fn flipped(&self, vm: usize) -> Nanos {
         self.observer.watched(vm).flipped
     }
 
-    /// Objects of a VM that may have parts: those that are followed, and those that had.
+    /// Objects of a VM that may have parts: followed objects, and objects that had parts before.
     fn owners(&self, vm: usize) -> impl Iterator<Item = u64> + '_ {
         let marked = marked_offset(self.shapes[vm].gc64());
         let places = self.places.iter().map(|(_, place)| place).filter(move |place| place.vm == vm);
@@ -200,7 +201,7 @@ impl Lifetimes {
             .map(move |at| at.wrapping_sub(marked))
     }
 
-    /// Has those that were added looked at from now on, unless there was a flip since they were allocated.
+    /// Starts to check the added objects from now on, unless there was a flip since they were allocated.
     fn begin(&mut self, added: &[usize], since: Nanos) {
         self.observer.set_end(self.places.end());
         for &index in added {
@@ -210,7 +211,7 @@ impl Lifetimes {
         }
     }
 
-    /// Follows the object in a block, or that which it is part of; where.
+    /// Follows the object in a block, or the object that the block is part of. Returns its place.
     fn add(&mut self, block: &ChosenBlock, object: FollowedObject, part: Option<TablePart>) -> Option<usize> {
         if self.places.taken() >= self.places.limit() {
             self.thin_out();
@@ -226,7 +227,7 @@ impl Lifetimes {
             link: part.map_or(0, |part| part.link),
             part: part.map_or(0, |part| part.address),
             survived: 0,
-            // No more VMs are known than this has numbers for (`MAX_VMS`).
+            // There are never more VMs than fit into this number (`MAX_VMS`).
             watched: block.vm as u8,
             wide: u8::from(self.shapes[block.vm].gc64()),
             gct: object.gct,
@@ -236,7 +237,7 @@ impl Lifetimes {
         Some(index)
     }
 
-    /// Goes on with the search for what parts belong to.
+    /// Continues the search for the owners of parts.
     fn search(&mut self) {
         for (wanted, part) in self.search.go_on(&self.shapes) {
             let block = wanted.block;
@@ -254,12 +255,13 @@ impl Lifetimes {
         }
     }
 
-    /// Forgets about half of the objects, for which the others stand.
+    /// Drops about half of the objects. The others then represent them.
     fn thin_out(&mut self) {
         self.places.thin_out().into_iter().for_each(|index| self.leave(index));
     }
 
-    /// Follows no more than may be: where there are many cycles, looking at all of them at each costs the target too much.
+    /// Limits the number of objects to the budget: with many cycles, checking all objects in each would cost the target too
+    /// much.
     fn keep_to_budget(&mut self) {
         let Some(spent) = self.observer.spent().filter(|_| self.budget.is_due(now())) else { return };
         let Some(cpu) = cpu_time(self.pid) else { return };
@@ -273,7 +275,7 @@ impl Lifetimes {
                 return;
             }
         }
-        // Each round leaves about half of them, or of those whose source has many.
+        // Each round leaves about half of the objects, or half of the objects of sources that have many.
         for _ in 0..MAX_ROUNDS {
             if self.places.taken() <= self.places.limit() {
                 break;
@@ -283,13 +285,13 @@ impl Lifetimes {
         self.close_up();
     }
 
-    /// Has the program look at no more places than there must be: those at the end are moved to free ones.
+    /// Moves objects from the last places to free ones, so that the BPF program has fewer places to look at.
     fn close_up(&mut self) {
         loop {
             let end = self.places.end();
             self.observer.set_end(end);
             let (Some(last), Some(free)) = (end.checked_sub(1), self.places.first_free()) else { return };
-            // Some free ones in between do no harm.
+            // Some free places in between do no harm.
             if last < 2 * self.places.limit() || free > last {
                 return;
             }
@@ -302,7 +304,7 @@ impl Lifetimes {
             if self.observer.watched(place.vm).flips == before {
                 self.places.set(free, place);
             } else {
-                // It may be that nobody has looked at it at this flip.
+                // This flip may not have been checked for the object.
                 self.observer.follow(place.vm, free, Followed::default());
                 self.fates.lost(place.source, place.weight);
             }
@@ -315,7 +317,7 @@ impl Lifetimes {
         }
     }
 
-    /// Takes note of who has died. To be called some times a second.
+    /// Notes which objects have died. Call it some times per second.
     pub fn look(&mut self) {
         self.keep_to_budget();
         let mut flipped = false;
@@ -348,7 +350,7 @@ impl Lifetimes {
         self.leave(index);
     }
 
-    /// A flip of this VM was missed: who has died in it is unknown.
+    /// Handles a missed flip of this VM: it is unknown which objects died in it.
     fn lose(&mut self, vm: usize) {
         for index in 0..self.places.len() {
             let Some(place) = self.places.get(index).filter(|place| place.vm == vm) else { continue };
@@ -357,7 +359,7 @@ impl Lifetimes {
         }
     }
 
-    /// Cycles that ended while it watched, of all VMs.
+    /// The number of cycles of all VMs that ended while watched.
     pub fn cycles(&self) -> u64 {
         self.flips.iter().map(|&flips| u64::from(flips)).sum()
     }

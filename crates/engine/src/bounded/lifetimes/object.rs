@@ -17,17 +17,18 @@ use lj_trace_heap::object::{CDATA, Header};
 /// An object that may be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FollowedObject {
-    /// Address of its `marked`.
+    /// The address of its `marked`.
     pub place: u64,
     /// Its type byte.
     pub gct: u8,
 }
 
-/// The object that fills the block of this size; [`None`] if it is none. What is no object has the header of one by chance
-/// at most, and hardly ever one that says the same size, or, where it says none, that is in the chain of all objects.
+/// The object that fills the block of this size; [`None`] if the block is no object. Other blocks have the header of an
+/// object only by chance, and hardly ever one with the same size, or, for types without a size, one that is in the chain of
+/// all objects.
 pub fn object_in(memory: &ProcessMemory, shape: &Shape, address: u64, size: u64) -> Option<FollowedObject> {
-    // An object of the FFI that is aligned more than usual, or of variable size, does not begin with its block: then it
-    // is not found.
+    // An FFI object that has variable size or more than the usual alignment does not begin with its block, so it is not
+    // found.
     let header = Header::read_directly(memory, address);
     let kind = header.gct(shape).filter(|kind| (gct::STR..=gct::UDATA).contains(kind))?;
     let fits = match own_size(&header, shape, kind) {
@@ -37,16 +38,16 @@ pub fn object_in(memory: &ProcessMemory, shape: &Shape, address: u64, size: u64)
     fits.then_some(FollowedObject { place: address.wrapping_add(marked_offset(shape.gc64())), gct: kind })
 }
 
-/// Whether another object follows in `gc.root`'s chain: what is new comes first in it, so there is one (`lj_cdata_new`,
-/// `lj_cdata.h`; `trace_save`, `lj_trace.c`). The key of a hash part's first node is where the type byte would be: of a
-/// string's address, one in 256 has any given type there.
+/// Whether another object follows in `gc.root`'s chain. A new object is put at the front of the chain, so there is one
+/// (`lj_cdata_new`, `lj_cdata.h`; `trace_save`, `lj_trace.c`). In a hash part, the key of the first node lies where the
+/// type byte would be: if the key is a string, one address in 256 has a given type there.
 fn is_in_chain(memory: &ProcessMemory, shape: &Shape, header: &Header) -> bool {
     let next = header.next(shape);
     let kind = Header::read_directly(memory, next).gct(shape);
     next != 0 && kind.is_some_and(|kind| (gct::STR..=gct::UDATA).contains(&kind))
 }
 
-/// The size of an object's own block (`lj_gc.c`, `gc_freefunc`), where its header tells.
+/// The size of the object's own block (`lj_gc.c`, `gc_freefunc`), if its header tells.
 fn own_size(header: &Header, s: &Shape, kind: u8) -> Option<u64> {
     let l = &s.layout;
     let at = u64::from;
@@ -66,7 +67,7 @@ fn own_size(header: &Header, s: &Shape, kind: u8) -> Option<u64> {
                 s.c_upvalues() + VALUE * upvalues
             }
         }
-        // The array part of a small table may be in the same block.
+        // The array part of a small table may lie in the same block.
         gct::TAB => s.table + VALUE * u64::from(header.u8(s.colo())? & 0x7f),
         gct::UDATA => s.userdata + u64::from(header.u32(s.udata_len())?),
         _ => return None,
@@ -79,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// What is seen in a block of these words.
+    /// The type that is seen in a block of these words.
     fn seen(words: &[u64]) -> Option<u8> {
         let shape = Shape::new(x64_layout("2022-03(Debian)", "x64gc64"));
         let memory = ProcessMemory::new(std::process::id());

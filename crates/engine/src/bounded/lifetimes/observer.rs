@@ -1,5 +1,5 @@
-//! Checks the objects that are followed: the kernel half does it where a watchpoint tells when, otherwise the thread that
-//! polls the VM.
+//! Checks the followed objects. If a watchpoint reports the end of a mark phase, the kernel half does it; otherwise the
+//! thread that polls the VM does.
 
 use lj_trace_common::lifetime::{Followed, Watched};
 use lj_trace_probes::watchpoints::Watchpoints;
@@ -7,21 +7,21 @@ use lj_trace_probes::watchpoints::Watchpoints;
 use super::follow_budget::Spent;
 use super::polled::Polled;
 
-/// Looks at the objects of each VM, in one way or the other.
+/// Checks the objects of each VM with watchpoints or by polling.
 pub struct LifeObserver {
-    /// Those of the first VMs.
+    /// The watchpoints of the first VMs.
     watchpoints: Option<Watchpoints>,
-    /// Those of all others.
+    /// The polling of all other VMs.
     polled: Polled,
 }
 
 impl LifeObserver {
-    /// With watchpoints, if there are any.
+    /// An observer with these watchpoints, if there are any.
     pub fn new(watchpoints: Option<Watchpoints>, polled: Polled) -> Self {
         Self { watchpoints, polled }
     }
 
-    /// Begins with the VM of this number, whose `gc.currentwhite` is there.
+    /// Adds VM number `vm`. `currentwhite` is the address of its `gc.currentwhite`.
     pub fn add(&self, vm: usize, currentwhite: u64) {
         if self.is_polled(vm) {
             self.polled.add(vm, currentwhite);
@@ -36,7 +36,7 @@ impl LifeObserver {
         })
     }
 
-    /// Takes the watchpoints away: the VMs with these `gc.currentwhite` are polled from now on. What is followed is lost.
+    /// Removes the watchpoints and loses all followed objects. The VMs with these `gc.currentwhite` are polled from now on.
     pub fn give_up_watchpoints(&mut self, currentwhites: impl Iterator<Item = u64>) {
         self.watchpoints = None;
         for (vm, currentwhite) in currentwhites.enumerate() {
@@ -49,17 +49,17 @@ impl LifeObserver {
         vm >= self.watchpoints.as_ref().map_or(0, |watchpoints| watchpoints.vms() as usize)
     }
 
-    /// That of the VM, if it has one.
+    /// The watchpoints, if the VM has one.
     fn of(&self, vm: usize) -> Option<&Watchpoints> {
         self.watchpoints.as_ref().filter(|_| !self.is_polled(vm))
     }
 
-    /// What is known of a VM.
+    /// The state of a VM's collector.
     pub fn watched(&self, vm: usize) -> Watched {
         self.of(vm).map_or_else(|| self.polled.watched(vm), |watchpoints| watchpoints.watched(vm as u32))
     }
 
-    /// Whether all flips of a VM were seen since this was last asked.
+    /// Whether all flips of a VM were seen since the last call.
     pub fn is_complete(&mut self, vm: usize) -> bool {
         match &mut self.watchpoints {
             Some(watchpoints) if vm < watchpoints.vms() as usize => watchpoints.synchronize(vm as u32),
@@ -67,7 +67,7 @@ impl LifeObserver {
         }
     }
 
-    /// What a VM's object in this place has become.
+    /// The state of the object in this place.
     pub fn followed(&self, vm: usize, slot: usize) -> Followed {
         self.of(vm).map_or_else(|| self.polled.followed(slot), |watchpoints| watchpoints.followed(slot as u32))
     }
@@ -80,7 +80,7 @@ impl LifeObserver {
         }
     }
 
-    /// Says how many places there are to look at.
+    /// Sets the number of places to look at.
     pub fn set_end(&mut self, end: usize) {
         if let Some(watchpoints) = &mut self.watchpoints {
             watchpoints.set_end(end as u32);

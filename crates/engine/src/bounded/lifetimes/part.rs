@@ -1,5 +1,5 @@
 //! Finds the object that a block is part of. Table slots and coroutine stacks are blocks of their own, and live as long as
-//! what refers to them.
+//! the object that refers to them.
 //!
 //! LuaJIT's sources: [`GCtab`], [`lua_State`], [`LJ_MAX_COLOSIZE`].
 //!
@@ -21,16 +21,16 @@ use lj_trace_heap::object::Header;
 /// A block as part of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TablePart {
-    /// What it is part of.
+    /// The object that the block is part of.
     pub owner: FollowedObject,
-    /// Where that refers to it.
+    /// The address of the owner's reference to the block.
     pub link: u64,
-    /// Where the block is.
+    /// The address of the block.
     pub address: u64,
 }
 
-/// How an object of type `gct` may refer to a part: where it does, and where the number of entries is, what an entry takes,
-/// and how many more there are than the number says.
+/// How an object of type `gct` may refer to a part: the offsets of the reference and of the number of entries, the size of
+/// an entry, and the number of entries beyond that number.
 struct Link {
     gct: u8,
     at: u16,
@@ -49,12 +49,12 @@ const fn links(shape: &Shape) -> [Link; 3] {
     ]
 }
 
-/// What a block may have as long as it is a part of something: its size is that of some number of slots.
+/// Whether a block of this size may be a part: its size has to be that of some number of slots.
 pub fn may_be_part(size: u64) -> bool {
     size.is_multiple_of(VALUE) || (size.is_multiple_of(NODE) && (size / NODE).is_power_of_two())
 }
 
-/// Those parts of the object at `address` that are among the blocks that `size_of` knows.
+/// The parts of the object at `address` that are among the blocks that `size_of` knows.
 fn parts_of<'a>(
     header: &'a Header,
     shape: &'a Shape,
@@ -74,7 +74,7 @@ fn parts_of<'a>(
     })
 }
 
-/// The object that refers to a block of this size from `link`.
+/// The object that refers from `link` to a block of this size.
 pub fn owner_with(memory: &ProcessMemory, shape: &Shape, link: u64, size: u64) -> Option<TablePart> {
     links(shape).into_iter().find_map(|kind| {
         let header = Header::read_directly(memory, link.checked_sub(kind.at.into())?);
@@ -82,23 +82,23 @@ pub fn owner_with(memory: &ProcessMemory, shape: &Shape, link: u64, size: u64) -
     })
 }
 
-/// What may be tables and coroutines of a VM that came into being lately: whoever makes one mostly fills it at once.
+/// Recent objects of a VM that may be tables or coroutines. Code that makes an object mostly fills it at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecentObjects {
-    /// Their addresses.
+    /// The addresses of the objects.
     blocks: [u64; RECENT_OBJECTS],
-    /// The place of the next one.
+    /// The index for the next address.
     next: usize,
 }
 
-/// How many are kept in mind.
+/// The number of objects to remember.
 const RECENT_OBJECTS: usize = 16;
 
-/// Small tables have their array part with them (`LJ_MAX_COLOSIZE`, `lj_def.h`).
+/// Small tables have their array part in the same block (`LJ_MAX_COLOSIZE`, `lj_def.h`).
 const MOST_SLOTS: u64 = 16;
 
 impl RecentObjects {
-    /// Takes a new block.
+    /// Adds a new block, if it may be a table or a coroutine.
     #[inline]
     pub fn add(&mut self, shape: &Shape, address: u64, size: u64) {
         let is_table = (shape.table..=shape.table + MOST_SLOTS * VALUE).contains(&size);
@@ -108,14 +108,14 @@ impl RecentObjects {
         }
     }
 
-    /// They, in no order.
+    /// The addresses, in no particular order.
     pub fn addresses(&self) -> impl Iterator<Item = u64> {
         self.blocks.into_iter().filter(|&address| address != 0)
     }
 }
 
-/// Finds what blocks are parts of, among the objects at `owners`. Those that it was found of are taken out of `blocks`, which
-/// are there by their addresses.
+/// Finds the owners of blocks among the objects at `owners`. Removes the blocks whose owners were found from `blocks`, a
+/// map by address.
 pub fn find_owners(
     memory: &ProcessMemory,
     shape: &Shape,
@@ -162,7 +162,7 @@ mod tests {
         let memory = ProcessMemory::new(std::process::id());
         let table = table(0x5000, 0x6000);
         let address = table.as_ptr() as u64;
-        // The last one is too large for the table: it is something else by now.
+        // The last block is too large for the table: the memory has another use by now.
         let all = [ChosenBlock::at(0x5000, 72), ChosenBlock::at(0x6000, 96), ChosenBlock::at(0x7000, 8)];
         let mut blocks: HashMap<u64, ChosenBlock> = all.into_iter().map(|block| (block.address, block)).collect();
         let found = find_owners(&memory, &shape(), [8, address].into_iter(), &mut blocks);

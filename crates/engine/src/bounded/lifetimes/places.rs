@@ -1,4 +1,4 @@
-//! The slots for objects that are followed, and how many there may be.
+//! The slots for followed objects, and their limit.
 
 use std::collections::BTreeMap;
 
@@ -8,86 +8,86 @@ use lj_trace_estimate::random::Random;
 
 use super::object::FollowedObject;
 
-/// What is followed.
+/// A followed object.
 #[derive(Clone, Copy, Debug)]
 pub struct FollowedPlace {
-    /// Who has allocated it.
+    /// The source that allocated it.
     pub source: SourceId,
-    /// How many bytes it stands for.
+    /// The bytes that the object represents.
     pub weight: f64,
     /// The number of its VM.
     pub vm: usize,
-    /// The object, or the one that it is part of.
+    /// The object, or the owner of the part.
     pub object: FollowedObject,
 }
 
-/// All places, by their numbers.
+/// All slots, by index.
 pub struct FollowedPlaces {
     places: Vec<Option<FollowedPlace>>,
-    /// How many may be taken.
+    /// How many slots may be taken.
     limit: usize,
     random: Random,
 }
 
 impl FollowedPlaces {
-    /// None is taken, and all may be.
+    /// All slots, free and without a limit.
     pub fn new() -> Self {
         let places = vec![None; MAX_FOLLOWED as usize];
         Self { limit: places.len(), places, random: Random::new(3) }
     }
 
-    /// How many there are, taken or not.
+    /// The number of slots, taken or free.
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// How many may be taken.
+    /// How many slots may be taken.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Sets that; those that are taken stay so.
+    /// Sets the limit. Slots that are taken stay taken.
     pub fn set_limit(&mut self, limit: usize) {
         self.limit = limit.min(self.places.len());
     }
 
-    /// How many are taken.
+    /// The number of taken slots.
     pub fn taken(&self) -> usize {
         self.places.iter().flatten().count()
     }
 
-    /// What is in a place.
+    /// The object in a slot.
     pub fn get(&self, index: usize) -> Option<FollowedPlace> {
         self.places.get(index).copied().flatten()
     }
 
-    /// Takes a place.
+    /// Puts an object into a slot.
     pub fn set(&mut self, index: usize, place: FollowedPlace) {
         self.places[index] = Some(place);
     }
 
-    /// Frees a place; what was in it.
+    /// Frees a slot; returns what was in it.
     pub fn free(&mut self, index: usize) -> Option<FollowedPlace> {
         self.places.get_mut(index)?.take()
     }
 
-    /// The first that is free.
+    /// The first free slot.
     pub fn first_free(&self) -> Option<usize> {
         self.places.iter().position(Option::is_none)
     }
 
-    /// The one after the last that is taken.
+    /// The index after the last taken slot.
     pub fn end(&self) -> usize {
         self.places.iter().rposition(Option::is_some).map_or(0, |last| last + 1)
     }
 
-    /// Those that are taken.
+    /// The taken slots.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &FollowedPlace)> {
         self.places.iter().enumerate().filter_map(|(index, place)| Some((index, place.as_ref()?)))
     }
 
-    /// Chooses about half of them by lot, to be freed, each other of which stands for twice as much from now on: so that
-    /// sums stay what they are on average. Sources with few objects keep them.
+    /// Chooses about half of the objects at random, to be freed. Each of the others represents twice as many bytes from now
+    /// on, so that sums stay the same on average. Sources with few objects keep them all.
     pub fn thin_out(&mut self) -> Vec<usize> {
         let mut counts: BTreeMap<SourceId, usize> = BTreeMap::new();
         self.places.iter().flatten().for_each(|place| *counts.entry(place.source).or_default() += 1);
@@ -112,7 +112,7 @@ mod tests {
     const COMMON: SourceId = SourceId(1);
     const RARE: SourceId = SourceId(2);
 
-    /// So many objects of a source, each of which stands for a byte.
+    /// Adds `count` objects of a source, each of which represents one byte.
     fn add(places: &mut FollowedPlaces, source: SourceId, count: usize) {
         for _ in 0..count {
             let index = places.first_free().unwrap();
@@ -135,7 +135,7 @@ mod tests {
             assert_eq!(places.free(index).map(|place| place.source), Some(COMMON));
         }
         assert_eq!((sum(&places, RARE), places.end() > 900), (20.0, true));
-        // 1000 throws of a coin, 4 sigma.
+        // 1000 coin tosses, 4 sigma.
         assert!((sum(&places, COMMON) - 1000.0).abs() < 4.0 * 1000_f64.sqrt(), "{}", sum(&places, COMMON));
         assert!(places.taken() > 400 && places.first_free().is_some_and(|first| first < 100));
     }

@@ -1,11 +1,11 @@
-//! Detects the end of a mark phase by polling `gc.currentwhite`, where no watchpoint reports it: on virtual machines
-//! without debug registers, or where others use them; where the program would be slower for a watchpoint that is not even
-//! hit ([`armed`](lj_trace_probes::calibrate::armed)); and for more VMs than a CPU has debug registers.
+//! Detects the end of a mark phase by polling `gc.currentwhite`, if no watchpoint can report it: on virtual machines
+//! without debug registers, or if other programs use these; if a watchpoint would slow the program down even without a hit
+//! ([`armed`](lj_trace_probes::calibrate::armed)); and for more VMs than a CPU has debug registers.
 //!
-//! It is less exact: what the sweep has freed before it is noticed may be taken by an object of the same type, which then
-//! counts as the old one, alive; and what was allocated in between counts as having survived. With readings every
-//! millisecond that is as much as the collector sweeps, and the program allocates, in one. Of two flips between two readings
-//! nothing shows but in the other counters: then all objects are lost sight of.
+//! Polling is less exact. Before the flip is noticed, an object of the same type may take memory that the sweep has freed;
+//! it then counts as the old object, alive. Objects that are allocated in between count as survivors. With readings every
+//! millisecond, the error is what the collector sweeps, and the program allocates, in one millisecond. Two flips between
+//! two readings show only in other counters; in that case all objects are lost.
 //!
 //! LuaJIT's sources: [`atomic`].
 //!
@@ -19,11 +19,11 @@ use lj_trace_process::{Process, ProcessMemory};
 
 use crate::bounded::now;
 
-/// So many objects are looked at at once: each has two places at most, and a system call takes 1024 (`IOV_MAX`).
+/// Objects to check at a time: each has at most two places, and a system call takes 1024 (`IOV_MAX`).
 const AT_ONCE: usize = 512;
 
-/// VMs that are polled, and their objects. Whoever reads the VMs' counters ([`Self::see`]) shares it with whoever follows
-/// the objects.
+/// The polled VMs and their objects. The thread that reads the VMs' counters ([`Self::see`]) shares it with the code that
+/// follows the objects.
 #[derive(Clone)]
 pub struct Polled {
     state: Arc<Mutex<Polls>>,
@@ -31,7 +31,7 @@ pub struct Polled {
 }
 
 struct Polls {
-    /// By the VMs' numbers; those that are not polled have no address.
+    /// The VMs by their numbers. A VM that is not polled has no address.
     vms: Vec<Poll>,
     followed: Vec<Followed>,
 }
@@ -39,14 +39,14 @@ struct Polls {
 #[derive(Clone, Copy, Default)]
 struct Poll {
     watched: Watched,
-    /// Flips were missed.
+    /// Whether flips were missed.
     missed: bool,
-    /// The last reading was the first one after a flip.
+    /// Whether the last reading was the first one after a flip.
     just_flipped: bool,
 }
 
 impl Polled {
-    /// No VM is polled.
+    /// Polls no VM yet.
     pub fn new(process: &Process) -> Self {
         let followed = vec![Followed::default(); MAX_FOLLOWED as usize];
         Self { state: Arc::new(Mutex::new(Polls { vms: Vec::new(), followed })), memory: process.memory() }
@@ -56,7 +56,7 @@ impl Polled {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins with the VM of this number, whose `gc.currentwhite` is there.
+    /// Adds VM number `vm`. `currentwhite` is the address of its `gc.currentwhite`.
     pub fn add(&self, vm: usize, currentwhite: u64) {
         let white = self.memory.read::<u8>(currentwhite).map_or(0, |white| white & WHITES);
         let mut state = self.state();
@@ -66,7 +66,8 @@ impl Polled {
         state.vms[vm].watched = Watched { currentwhite, white: white.into(), ..Watched::default() };
     }
 
-    /// Takes a reading of a VM's `gc.currentwhite`, and how many flips there were since the one before as far as is known.
+    /// Takes a reading of a VM's `gc.currentwhite`. `flips` is the number of flips since the previous reading, if it is
+    /// known.
     pub fn see(&self, vm: usize, currentwhite: u8, flips: Option<u64>) {
         let mut state = self.state();
         let Polls { vms, followed } = &mut *state;
@@ -74,7 +75,7 @@ impl Polled {
         let white = u32::from(currentwhite & WHITES);
         let just_flipped = std::mem::take(&mut poll.just_flipped);
         let Some(dead) = poll.watched.flip(currentwhite).filter(|_| flips == Some(1)) else {
-            // `atomic` (`lj_gc.c`) flips first, and sets the other counters, which tell of missed flips, some time later.
+            // `atomic` (`lj_gc.c`) flips first. It sets the other counters, which show missed flips, some time later.
             if white != poll.watched.white || flips != Some(0) && !just_flipped {
                 poll.watched.white = white;
                 poll.watched.flipped = now();
@@ -89,29 +90,29 @@ impl Polled {
         let mut own: Vec<&mut Followed> = alive.filter(|followed| usize::from(followed.watched) == vm).collect();
         own.chunks_mut(AT_ONCE).for_each(|some| look(&self.memory, some, dead));
         for followed in own.into_iter().filter(|followed| followed.state == LifeState::Gone as u8) {
-            // Nothing but the sweep frees an object, and what it frees is dead.
+            // Only the sweep frees objects, and it frees only dead ones.
             followed.state = LifeState::Dead as u8;
         }
-        // What is followed from here on was allocated later.
+        // Objects that are followed from here on were allocated later.
         poll.watched.flipped = now();
     }
 
-    /// What is known of a VM.
+    /// The state of a VM's collector.
     pub fn watched(&self, vm: usize) -> Watched {
         self.state().vms.get(vm).map_or_else(Watched::default, |poll| poll.watched)
     }
 
-    /// Whether no flip of a VM was missed since this was last asked.
+    /// Whether no flip of a VM was missed since the last call.
     pub fn is_complete(&self, vm: usize) -> bool {
         self.state().vms.get_mut(vm).is_none_or(|poll| !std::mem::take(&mut poll.missed))
     }
 
-    /// An object that is followed.
+    /// The followed object in this place.
     pub fn followed(&self, slot: usize) -> Followed {
         self.state().followed.get(slot).copied().unwrap_or_default()
     }
 
-    /// Follows another one in this place, or none.
+    /// Follows another object in this place, or none.
     pub fn follow(&self, slot: usize, followed: Followed) {
         if let Some(place) = self.state().followed.get_mut(slot) {
             *place = followed;
@@ -119,7 +120,7 @@ impl Polled {
     }
 }
 
-/// Looks at objects right after a flip, with one system call: while this goes on, the sweep does, too.
+/// Checks objects right after a flip, with one system call: the sweep goes on meanwhile.
 fn look(memory: &ProcessMemory, objects: &mut [&mut Followed], dead: u8) {
     const HEADER: usize = size_of::<[u8; 2]>();
     let link = |followed: &Followed| match (followed.link, followed.wide) {
@@ -142,7 +143,7 @@ fn look(memory: &ProcessMemory, objects: &mut [&mut Followed], dead: u8) {
                 let part = followed.part.to_le_bytes();
                 followed.note(Some(header), part.starts_with(reference), dead);
             }
-            // What cannot be read ends what was read.
+            // The reading ends at the first address that cannot be read.
             None => {
                 rest = &[];
                 followed.look(memory, dead);
@@ -180,7 +181,7 @@ mod tests {
         assert_eq!(states, [dead, alive, dead], "the last one was freed by the sweep");
         polled.see(1, 0x22, Some(2));
         assert!(polled.is_complete(1), "the other counters come later");
-        // There and back again.
+        // The flag changes twice, so it is the same again.
         polled.see(1, 0x22, Some(2));
         assert!(!polled.is_complete(1) && polled.is_complete(1));
         polled.see(1, 0x21, None);

@@ -1,5 +1,5 @@
-//! Searches memory for what refers to a block: when an old table grows, no window saw the table itself. The search
-//! proceeds piece by piece, and takes a tenth of the time.
+//! Searches memory for references to a block: when an old table grows, no window saw the table itself. The search works
+//! piece by piece, and takes a tenth of the time.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,39 +13,39 @@ use lj_trace_process::{Process, ProcessMemory};
 use super::choice::ChosenBlock;
 use super::part::{TablePart, may_be_part, owner_with};
 
-/// How much is read at a time.
+/// The number of bytes to read at a time.
 const PIECE: usize = 1 << 20;
 
-/// For each time that it takes it waits so many of it.
+/// The search waits this many times as long as it has worked.
 const WAIT: u32 = 9;
 
-/// Blocks that are looked for at a time.
+/// The most blocks to look for at a time.
 const MOST: usize = 64;
 
-/// A search, which may be under way.
+/// The search, which may be idle.
 pub struct BlockSearch {
     process: Process,
     memory: ProcessMemory,
-    /// What is looked for, by its address.
+    /// The blocks to look for, by address.
     wanted: HashMap<u64, WantedBlock>,
     filter: Filter,
-    /// What is left to be read, the last first.
+    /// The memory that is left to read, the last range first.
     left: Vec<Range<u64>>,
     next: Instant,
     buffer: Vec<u8>,
 }
 
-/// A block that is looked for.
+/// A block whose owner the search looks for.
 #[derive(Clone, Copy, Debug)]
 pub struct WantedBlock {
     /// The block.
     pub block: ChosenBlock,
-    /// It was allocated after that.
+    /// A time before the block was allocated.
     pub since: Nanos,
 }
 
 impl BlockSearch {
-    /// None is under way.
+    /// An idle search.
     pub fn new(process: &Process) -> Self {
         Self {
             memory: process.memory(),
@@ -58,7 +58,7 @@ impl BlockSearch {
         }
     }
 
-    /// Begins to look for some blocks, if none are looked for; those that are not.
+    /// Begins to look for the owners of some blocks, if the search is idle. Returns the blocks that it does not look for.
     pub fn start(&mut self, blocks: impl IntoIterator<Item = ChosenBlock>, since: Nanos) -> Vec<ChosenBlock> {
         let is_free = self.wanted.is_empty() && Instant::now() >= self.next;
         let mut refused = Vec::new();
@@ -76,7 +76,8 @@ impl BlockSearch {
         refused
     }
 
-    /// Goes on. What each block is part of, of those that are found or not to be found; `shapes` are those of the VMs.
+    /// Continues the search. Returns the blocks that are done, each with its owner if one was found. `shapes` are those of
+    /// the VMs.
     pub fn go_on(&mut self, shapes: &[Shape]) -> Vec<(WantedBlock, Option<TablePart>)> {
         let began = Instant::now();
         if self.wanted.is_empty() || began < self.next {
@@ -115,7 +116,7 @@ impl BlockSearch {
     }
 }
 
-/// Bits of some addresses: most words have none of them.
+/// The low bits of the wanted addresses, as a set: most words of memory match none.
 struct Filter([u64; 64]);
 
 impl Default for Filter {
@@ -139,7 +140,8 @@ impl Filter {
     }
 }
 
-/// The places of all words that may be an address of the filter, with these addresses: of 64 bits, and of 32.
+/// The words in `bytes` that may be an address in the filter, as pairs of their place and that address, for words of 64
+/// bits and of 32.
 fn references(start: u64, bytes: &[u8], filter: &Filter) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let (words, _) = bytes.as_chunks::<8>();
@@ -187,7 +189,7 @@ mod tests {
         table[usize::from(shapes[0].layout.tab_array) / 8] = slots.as_ptr() as u64;
         table[6] = 100;
         let of_table = ChosenBlock::at(slots.as_ptr() as u64, 800);
-        // Nothing refers to that; the last one is no table's.
+        // Nothing refers to the first block; the second has no size of a table part.
         let strange = [ChosenBlock::at(table.as_ptr() as u64 + 8, 64), ChosenBlock::at(0x1000, 33)];
         let mut search = BlockSearch::new(&Process::open(std::process::id()).unwrap());
         assert_eq!(search.start([of_table].into_iter().chain(strange), 1), strange[1..]);

@@ -19,20 +19,20 @@ use lj_trace_process::privileges::{self, Capabilities};
 use super::policy::{MOST_EVENTS, NextProbes, Past, Policy};
 use crate::bounded::now;
 
-/// How often a window that is open is looked at.
+/// The interval between two looks at an open window.
 const LOOK: Duration = Duration::from_micros(500);
 
-/// How often probes that stay are looked at.
+/// The interval between two looks at probes that stay attached.
 const LOOK_AT_STAYING: Duration = Duration::from_millis(5);
 
 /// A window that has begun or ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WindowEvent {
-    /// Probes that stay were put in: all calls are events of this window from then on.
+    /// Probes were attached to stay: all calls are events of this window from then on.
     Staying {
-        /// Its number.
+        /// The number of the window.
         number: u32,
-        /// When.
+        /// The time at which the probes were attached.
         opened: Nanos,
     },
     /// A window is over.
@@ -45,14 +45,14 @@ pub enum WindowEvent {
         closed: Nanos,
         /// Whether its probes had stayed.
         stayed: bool,
-        /// What counters tell that it has cost the target, in seconds of its CPU time.
+        /// What the window has cost the target according to the counters, in seconds of CPU time.
         cost: f64,
     },
-    /// The kernel does not open windows any more.
+    /// The kernel refuses to open windows from now on.
     Failed,
 }
 
-/// The thread, and what it reports. It ends when this is dropped.
+/// The thread and its reports. The thread ends when this is dropped.
 pub struct Windows {
     thread: Option<JoinHandle<()>>,
     stop: Option<Sender<()>>,
@@ -60,25 +60,25 @@ pub struct Windows {
     disturbed: Arc<AtomicU64>,
 }
 
-/// What the thread needs.
+/// The inputs of the thread.
 pub struct Settings {
     /// Opens windows.
     pub opener: WindowOpener,
-    /// What the programs count.
+    /// The counters of the programs.
     pub counts: Counts,
-    /// The share of the target's CPU time that it may cost.
+    /// The share of the target's CPU time that windows may cost.
     pub budget: f64,
-    /// The target.
+    /// The process id of the target.
     pub pid: u32,
-    /// Tells what a probe costs, once that is known.
+    /// Returns what a probe costs, once that is known.
     pub probes: Box<dyn Fn() -> Option<ProbeCost> + Send>,
 }
 
 impl Windows {
-    /// Begins to open windows. The first is opened at once, to see whether that works at all.
+    /// Begins to open windows. Opens the first one at once, to find out whether the kernel can do it.
     ///
     /// # Errors
-    /// The kernel cannot put in probes this way, or the system has no more threads.
+    /// The kernel cannot attach probes this way, or the system has no more threads.
     pub fn start(settings: Settings) -> std::io::Result<Self> {
         let cores = busy_cores(settings.pid);
         let number = next_number(0);
@@ -88,9 +88,9 @@ impl Windows {
         let disturbed = Arc::new(AtomicU64::new(0));
         let in_thread = disturbed.clone();
         let run = move || {
-            // As long as it does not run, the target goes on running into probes that should be gone.
+            // While this thread waits for a CPU, the target runs into probes that should already be detached.
             come_first();
-            // Opening windows takes these to the end. If nothing can be given up, nothing is lost by it.
+            // The thread needs these privileges to the end to open windows. If none can be dropped, nothing is lost.
             let _ = privileges::drop_unneeded(&privileges::TO_ATTACH, || {
                 privileges::TO_ATTACH.into_iter().all(|needed| Capabilities::effective().has(needed))
             });
@@ -114,7 +114,7 @@ impl Windows {
                 outside,
                 disturbed: in_thread,
             };
-            // If nobody listens any more, all is over.
+            // If nobody receives the events any more, the recording is over.
             let _ = driver.run();
             let _ = driver.opener.gate().close();
         };
@@ -122,17 +122,17 @@ impl Windows {
         Ok(Self { thread: Some(thread), stop: Some(stop), events, disturbed })
     }
 
-    /// What has happened since.
+    /// The events since the last call.
     pub fn events(&self) -> impl Iterator<Item = WindowEvent> + '_ {
         self.events.try_iter()
     }
 
-    /// Seconds that the target has lost to windows beyond what counters tell ([`IN_WINDOW`]).
+    /// Seconds that windows have cost the target beyond what the counters show ([`IN_WINDOW`]).
     pub fn disturbed(&self) -> f64 {
         self.disturbed.load(Ordering::Relaxed) as f64 * 1e-9
     }
 
-    /// Ends it: the window that is open is closed, which the news tell still.
+    /// Ends the thread. It closes the open window and still reports that.
     pub fn end(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
@@ -147,7 +147,7 @@ impl Drop for Windows {
     }
 }
 
-/// How many CPUs a process keeps busy, as long as nothing is attached to it yet.
+/// The number of CPUs that a process keeps busy while nothing is attached to it.
 fn busy_cores(pid: u32) -> f64 {
     /// The clock of another process ticks every 4 ms.
     const LOOK: Duration = Duration::from_millis(100);
@@ -158,10 +158,10 @@ fn busy_cores(pid: u32) -> f64 {
     cpu_time(pid).map_or(1.0, |after| (after - before) / time)
 }
 
-/// So many nanoseconds are several ticks of another process's clock of CPU time.
+/// The nanoseconds of several ticks of another process's CPU clock.
 const SEVERAL_TICKS: u64 = 20_000_000;
 
-/// Why the thread ends.
+/// The thread was told to end.
 struct Stopped;
 
 struct Driver {
@@ -172,17 +172,17 @@ struct Driver {
     probes: ProbeCost,
     policy: Policy,
     number: u32,
-    /// When the CPU time of the target was last read, what it was, and what was counted by then.
+    /// When the CPU time of the target was last read, its value, and the counters at that time.
     used: Option<(Nanos, f64, Counted)>,
     stopped: Receiver<()>,
     events: Sender<WindowEvent>,
-    /// Those of the first window, which are there already.
+    /// The probes of the first window, which are already attached.
     first: Option<WindowProbes>,
-    /// When the last window was closed.
+    /// The time at which the last window was closed.
     closed: Nanos,
     /// Calls at the edges of windows, up to the last one.
     outside: u64,
-    /// Nanoseconds that the target has lost beyond what counters tell.
+    /// Nanoseconds that windows have cost the target beyond what the counters show.
     disturbed: Arc<AtomicU64>,
 }
 
@@ -193,7 +193,7 @@ impl Driver {
             self.probes = (self.cost)().unwrap_or(ASSUMED);
             match self.policy.choose() {
                 NextProbes::Window { pause, length } => {
-                    // It took a part of the pause to take the last probes out.
+                    // Detaching the last probes took a part of the pause.
                     let over = self.closed + (pause * 1e9) as Nanos;
                     self.wait(Duration::from_nanos(over.saturating_sub(now())))?;
                     self.window(Duration::from_secs_f64(length))?;
@@ -203,7 +203,7 @@ impl Driver {
         }
     }
 
-    /// Sleeps, unless it is over.
+    /// Sleeps for `time`, unless the thread is told to end.
     fn wait(&self, time: Duration) -> Result<(), Stopped> {
         match self.stopped.recv_timeout(time) {
             Err(RecvTimeoutError::Timeout) => Ok(()),
@@ -226,7 +226,7 @@ impl Driver {
         Ok((probes, now()))
     }
 
-    /// Ends the window; returns what the counters say now, before calls at its edge are counted.
+    /// Ends the window. Returns the counters as of now, before calls at its edge are counted.
     fn close(
         &mut self,
         probes: WindowProbes,
@@ -238,7 +238,7 @@ impl Driver {
         self.closed = closed;
         let _ = self.opener.gate().close();
         let after = Counted::read(&self.counts);
-        // The target is free within a millisecond, this thread only some 20 to 70 ms later.
+        // The target is free within a millisecond. This thread continues only 20 to 70 ms later.
         drop(probes);
         let cost = after.memory_profile(self.probes) - before.memory_profile(self.probes);
         self.events.send(WindowEvent::Closed { number, opened, closed, stayed, cost }).map_err(|_| Stopped)?;
@@ -269,7 +269,7 @@ impl Driver {
         over
     }
 
-    /// Leaves the probes in as long as they cost little, and are all that there are to be.
+    /// Leaves the probes attached as long as they cost little and no VM is missing.
     fn stay(&mut self) -> Result<(), Stopped> {
         let before = Counted::read(&self.counts);
         let allocators = self.opener.allocators();
@@ -283,7 +283,7 @@ impl Driver {
             spent = counted;
             self.note_use();
             if !self.policy.may_stay() {
-                // What the target has used since counts, too: it may have been idle until then.
+                // The CPU time since the last tick counts, too: the target may have been idle until then.
                 self.note_use_since();
             }
         }
@@ -291,15 +291,14 @@ impl Driver {
         over
     }
 
-    /// Tells the policy now and then what CPU time the target has used: its clock ticks 250 times a second, or even less
-    /// often.
+    /// Reports the target's CPU time to the policy from time to time: its clock ticks 250 times per second, or less often.
     fn note_use(&mut self) {
         if self.used.as_ref().is_some_and(|(at, ..)| now() - at >= SEVERAL_TICKS) {
             self.note_use_since();
         }
     }
 
-    /// Tells the policy what CPU time the target has used since the last time, if its clock has ticked.
+    /// Reports the target's CPU time since the last report to the policy, if its clock has ticked.
     fn note_use_since(&mut self) {
         let Some((at, cpu, counted)) = self.used else { return };
         let later = now();

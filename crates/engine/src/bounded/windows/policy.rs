@@ -1,124 +1,125 @@
 //! Decides when windows open and for how long: at random moments, within the allowed cost.
 //!
-//! What is random here must not depend on what the windows themselves see: a window that ended sooner the more it saw, or
-//! that was followed by a longer pause then, would be drawn less often where much is allocated. So the length and the
-//! pause follow slowly from the windows of the last seconds, and within that the starts are uniform.
+//! Random choices must not depend on what the windows themselves see. If a window ended sooner the more it saw, or a longer
+//! pause followed then, windows would be rarer where much is allocated. So the length and the pause follow slowly from the
+//! windows of the last seconds, and within these limits the start times are uniform.
 
 use std::collections::VecDeque;
 
 use lj_trace_estimate::random::Random;
 
-/// What a window aims at: enough to tell lines apart by, and no more, since each is one look at what the program does, and
-/// should be short against that.
+/// The number of events that a window aims at: enough to tell lines apart, and no more, since a window is one look at the
+/// program and should be shorter than the program's phases.
 const EVENTS: f64 = 1000.0;
 
-/// How long windows are, in seconds. A shorter one would cost more at its edges than in it.
+/// The length of windows, in seconds. A shorter window would cost more at its edges than inside.
 const SHORTEST: f64 = 0.002;
 const LONGEST: f64 = 0.050;
 
-/// A window that has seen so many is closed even before its time: something allocates as it did not lately.
+/// A window with this many events is closed early: the program allocates much more than it did lately.
 pub const MOST_EVENTS: u64 = 20_000;
 
 /// Seconds between the starts of two windows, on average.
 const SHORTEST_PERIOD: f64 = 0.030;
 const LONGEST_PERIOD: f64 = 2.0;
 
-/// What putting probes in and taking them out costs at least, in seconds for each thread that runs: calls that trap
-/// outside of windows are counted besides.
+/// The least cost of attaching and detaching probes, in seconds for each running thread. Calls that trap outside of windows
+/// count in addition.
 const EDGE: f64 = 0.000_1;
 
 /// The part of the budget that windows are planned for. The cost of an event is known no better than that: with 0.65 and a budget of
 /// 1%, processes lost 0.98% to 1.17%.
 const PLANNED: f64 = 0.55;
 
-/// How many windows the plan for the next one follows from.
+/// The number of past windows that the plan for the next one uses.
 const RECENT: usize = 32;
 
-/// How many there must be before what they cost counts, and not what they may cost at most.
+/// The number of past windows from which on their measured cost is used instead of the maximal cost.
 const KNOWN: usize = 4;
 
-/// How many there must be before it is judged whether the probes may stay.
+/// The number of past windows from which on the policy may let probes stay.
 const JUDGED: usize = 12;
 
 /// How many seconds of the budget may be saved up.
 const SAVED: f64 = 1.0;
 
-/// How many are there at the beginning: enough to see whether all may be seen.
+/// How many seconds of the budget are available at the beginning: enough to find out whether all calls can be recorded.
 const AT_FIRST: f64 = 0.2;
 
-/// What may be lost is little if it is gone after so many seconds of nothing but probes.
+/// The remaining budget is tight if probes alone would use it up within this many seconds.
 const TIGHT: f64 = 0.010;
 
-/// The least use of CPUs that is reckoned with: a program that sleeps has no rate.
+/// The least use of CPUs to reckon with: a program that sleeps has no rate.
 const LEAST_CORES: f64 = 0.02;
 
-/// The part of the budget that windows have at least, whatever is taken beside them: else there would be none.
+/// The least part of the budget that is left for windows, no matter what runs beside them: otherwise there would be no
+/// windows.
 const LEAST_LEFT: f64 = 0.2;
 
-/// What a window has cost.
+/// A past window and its cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Past {
-    /// For how long it was open, in seconds.
+    /// How long the window was open, in seconds.
     pub open: f64,
-    /// Calls of the allocator in it.
+    /// The calls of the allocator in the window.
     pub events: u64,
-    /// What those cost the target, in seconds of CPU time.
+    /// What these calls cost the target, in seconds of CPU time.
     pub cost: f64,
-    /// What calls at its edges cost.
+    /// What calls at the window's edges cost, in seconds of CPU time.
     pub edges: f64,
 }
 
-/// What comes next.
+/// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum NextProbes {
     /// A window of this length, after this pause, both in seconds.
     Window {
-        /// Before its probes are put in.
+        /// The pause before the probes are attached.
         pause: f64,
-        /// How long it is open.
+        /// How long the window is open.
         length: f64,
     },
-    /// Probes that stay as long as [`Policy::may_stay`] says.
+    /// Probes that stay attached as long as [`Policy::may_stay`] is true.
     Stay,
 }
 
-/// Chooses.
+/// Chooses when windows open and for how long.
 #[derive(Debug)]
 pub struct Policy {
-    /// Share of the target's CPU time.
+    /// The share of the target's CPU time that windows may cost.
     budget: f64,
     random: Random,
     recent: VecDeque<Past>,
-    /// Seconds of CPU time that the target may still lose; less than nothing if it has lost too much.
+    /// Seconds of CPU time that the target may still lose; negative if it has lost too much.
     purse: f64,
     /// How many CPUs the target keeps busy.
     cores: f64,
-    /// The share of its CPU time that it loses without any window.
+    /// The share of the target's CPU time that is lost without any window.
     beside: f64,
     is_new: bool,
 }
 
 impl Policy {
-    /// One that costs at most the share `budget` of the CPU time of a target that keeps so many CPUs busy now. What it draws
-    /// follows from `seed`.
+    /// A policy that costs at most the share `budget` of the CPU time of a target that keeps `cores` CPUs busy now. `seed`
+    /// determines its random choices.
     pub fn new(budget: f64, seed: u64, cores: f64) -> Self {
         let budget = budget * PLANNED;
         let (random, recent) = (Random::new(seed), VecDeque::new());
-        // Of a program that uses little there is little to lose at first.
+        // A program that uses little CPU time has a small budget at first.
         let purse = budget * AT_FIRST * cores.max(LEAST_CORES);
         Self { budget, random, recent, purse, cores, beside: 0.0, is_new: true }
     }
 
-    /// Notes that the target has used so much CPU time in so much time, and has lost `beside` of that to what is always on
-    /// beside windows, all in seconds.
+    /// Notes that the target has used `cpu` seconds of CPU time in `time` seconds, and has lost `beside` seconds of it to
+    /// probes and samplers that always run beside windows.
     pub fn used(&mut self, cpu: f64, time: f64, beside: f64) {
         if time <= 0.0 {
             return;
         }
-        // An average over half a second or so.
+        // The average covers about half a second.
         let weight = (time / 0.5).min(1.0);
         self.cores = (self.cores * (1.0 - weight) + cpu / time * weight).max(0.0);
-        // What that is a share of ticks more coarsely than it does.
+        // The CPU time advances in coarser ticks than `beside`.
         let share = beside / cpu.max(time * LEAST_CORES);
         self.beside = self.beside * (1.0 - weight) + share * weight;
         let purse = self.purse + self.budget * cpu - beside;
@@ -134,7 +135,7 @@ impl Policy {
         self.cores.max(LEAST_CORES)
     }
 
-    /// Notes what a window has cost that is over.
+    /// Notes the cost of a window that is over.
     pub fn closed(&mut self, past: Past) {
         self.spend(past.cost + past.edges + EDGE * self.cores());
         self.recent.push_back(past);
@@ -143,7 +144,7 @@ impl Policy {
         }
     }
 
-    /// Notes what probes that stay have cost since the last time.
+    /// Notes the cost of probes that stay, since the last call.
     pub fn spend(&mut self, cost: f64) {
         self.purse -= cost;
     }
@@ -153,14 +154,14 @@ impl Policy {
         self.purse > 0.0
     }
 
-    /// Whether what may be lost is gone within some milliseconds, so that probes that stay are to be looked at often.
+    /// Whether the remaining budget would be used up within some milliseconds. Probes that stay then need frequent looks.
     pub fn is_tight(&self) -> bool {
         self.purse < TIGHT * self.cores()
     }
 
-    /// What to do now.
+    /// Chooses what to do now.
     pub fn choose(&mut self) -> NextProbes {
-        // Nobody knows yet what it will cost. If it is little, the profile is exact from the beginning.
+        // The cost is not known yet. If it is small, the profile is exact from the beginning.
         if std::mem::replace(&mut self.is_new, false) || self.is_cheap() {
             self.recent.clear();
             return NextProbes::Stay;
@@ -195,15 +196,15 @@ impl Policy {
         }
     }
 
-    /// Seconds from one start to the next, on average.
+    /// The average time between the starts of two windows, in seconds.
     fn period(&self, length: f64) -> f64 {
         let cores = self.cores();
         let (open, cost) = self.sums(|past| past.cost);
-        // It cannot cost more than the time that it is open; as long as nothing is known it may cost all of that.
+        // A window cannot cost more than the time that it is open. As long as its cost is not known, assume that maximum.
         let share = if self.recent.len() < KNOWN { cores } else { (1.25 * cost / open.max(1e-9)).min(cores) };
         let edges = self.recent.iter().map(|past| past.edges).sum::<f64>() / self.recent.len().max(1) as f64;
         let loss = length * share + edges + EDGE * cores;
-        // What was saved, or lost beyond the budget, changes the pace.
+        // Saved or overspent budget changes the pace.
         let behind = 1.0 - self.purse / (self.budget * SAVED * cores);
         let planned = loss / (self.left() * cores) * behind.clamp(0.8, 4.0);
         planned.clamp(SHORTEST_PERIOD.max(length * 1.05), LONGEST_PERIOD)
@@ -214,13 +215,13 @@ impl Policy {
 mod tests {
     use super::*;
 
-    /// Has windows opened for so many seconds over a program with `rate` calls a second of its own time, each of which
-    /// costs `cost` seconds; returns the starts, lengths and the share of time that it lost.
+    /// Simulates windows for `seconds` over a program with `rate` calls per second of its own time, each of which costs
+    /// `cost` seconds. Returns the starts and lengths of the windows, and the share of time that the program lost.
     fn run(budget: f64, seconds: f64, cost: f64, rate: impl Fn(f64) -> f64) -> (Vec<(f64, f64)>, f64, Policy) {
         run_beside(budget, 0.0, seconds, cost, rate)
     }
 
-    /// The same where it loses the share `beside` anyway.
+    /// The same for a program that loses the share `beside` anyway.
     fn run_beside(
         budget: f64,
         beside: f64,
@@ -273,13 +274,13 @@ mod tests {
         assert!(lost < 0.05, "{lost}");
     }
 
-    /// A second of a program that keeps a twentieth of a CPU busy.
+    /// One second of a program that keeps a twentieth of a CPU busy.
     #[test]
     fn a_short_recording_of_a_program_that_sleeps_keeps_to_its_budget() {
         let (cores, time) = (0.05, 0.0005);
         let mut policy = Policy::new(0.05, 7, cores);
         assert_eq!(policy.choose(), NextProbes::Stay);
-        // While it works it does nothing but allocate: each look costs all of that.
+        // While the program works, it only allocates, so every look costs the whole time.
         let (mut now, mut lost) = (0.0, 0.0);
         while policy.may_stay() && now < 1.0 {
             let look = if policy.is_tight() { time } else { 0.005 };
@@ -297,7 +298,7 @@ mod tests {
             assert!((0.03..0.05).contains(&lost), "{beside}: {lost}");
             assert!(windows.len() > 100, "{beside}: {}", windows.len());
         }
-        // Where that alone is too much there are windows still, though few.
+        // If that alone exceeds the budget, there are still windows, though few.
         let (windows, lost, _) = run_beside(0.05, 0.06, 60.0, 1e-6, |_| 5e6);
         assert!(lost < 0.075 && windows.len() > 20, "{} {lost}", windows.len());
     }
@@ -306,7 +307,7 @@ mod tests {
     fn what_is_cheap_is_traced_in_full() {
         let (windows, lost, _) = run(0.05, 10.0, 1e-6, |_| 1e4);
         assert!(windows.is_empty() && lost < 0.011, "{} {lost}", windows.len());
-        // It becomes dear, and cheap again.
+        // Allocation becomes expensive, and cheap again.
         let (windows, _, policy) = run(0.05, 40.0, 1e-6, |now| if (10.0..20.0).contains(&now) { 1e6 } else { 1e4 });
         let [first, last] = [windows[0].0, windows[windows.len() - 1].0];
         assert!((10.0..11.0).contains(&first) && (20.0..26.0).contains(&last), "{first} {last}");

@@ -1,33 +1,33 @@
-//! `ngx_http_lua_ffi_get_phase`, read as a computation: `request->ctx[module.ctx_index]->context`.
+//! Interprets `ngx_http_lua_ffi_get_phase` as the expression `request->ctx[module.ctx_index]->context`.
 
 use iced_x86::{Code, ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use lj_trace_common::memory::ReadMemory;
 
 use crate::arch::Accessor;
 
-/// Instructions that are followed.
+/// The most instructions to follow.
 const MOST_INSTRUCTIONS: usize = 40;
 
-/// Where a request has its array of contexts.
+/// The offset in a request of the pointer to its contexts, in bytes.
 const CONTEXTS: u64 = 0x10;
 
-/// What a register holds.
+/// The value of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
     Unknown,
     /// The request: the first argument.
     Request,
-    /// The array of its contexts.
+    /// The array of the request's contexts.
     Contexts,
-    /// This number.
+    /// A number.
     Number(u64),
     /// The context with this index.
     Context(u32),
-    /// The phase, in so many bits, at this place of the context with this index.
+    /// The phase: its mask, and its offset in the context with this index.
     Phase(Accessor),
 }
 
-/// What such a function reads; [`None`] if its code is of another kind.
+/// The fields that such a function reads; [`None`] if the code is not of that form.
 pub fn read_accessor(memory: &impl ReadMemory, code: &[u8], address: u64) -> Option<Accessor> {
     let mut values = [Value::Unknown; 16];
     values[Register::RDI.number()] = Value::Request;
@@ -49,7 +49,7 @@ pub fn read_accessor(memory: &impl ReadMemory, code: &[u8], address: u64) -> Opt
                 continue;
             }
             FlowControl::ConditionalBranch => {
-                // Where there is a context.
+                // Continue where the context is not null.
                 tested.take()?;
                 match instruction.condition_code() {
                     ConditionCode::e => {}
@@ -76,7 +76,7 @@ pub fn read_accessor(memory: &impl ReadMemory, code: &[u8], address: u64) -> Opt
     None
 }
 
-/// Whether its first operand is where the result goes.
+/// Whether the instruction writes its first operand.
 fn writes_first(instruction: &Instruction) -> bool {
     !matches!(instruction.mnemonic(), Mnemonic::Push | Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Nop)
 }
@@ -91,7 +91,7 @@ fn of(values: &[Value; 16], register: Register) -> Value {
     if register.is_gpr64() { values[register.number()] } else { Value::Unknown }
 }
 
-/// What an instruction puts into its first operand.
+/// The value that an instruction puts into its first operand.
 fn result(memory: &impl ReadMemory, values: &[Value; 16], instruction: &Instruction) -> Value {
     let (width, is_load) = match instruction.code() {
         Code::Mov_r64_rm64 => (64, instruction.op1_kind() == OpKind::Memory),
@@ -112,7 +112,7 @@ fn result(memory: &impl ReadMemory, values: &[Value; 16], instruction: &Instruct
         64 => memory.read::<u64>(address).map_or(Value::Unknown, Value::Number),
         _ => Value::Unknown,
     };
-    // What iced gives as the displacement is the address already.
+    // For this form, iced already gives the absolute address as the displacement.
     if base == Register::RIP || base == Register::None && index == Register::None {
         return load(displacement);
     }
@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// A table at 0x20, whose first entry leads to the module, at 0x30, whose index is 9.
+    /// Memory with a table at 0x20. Its first entry points to the module at 0x30, whose index is 9.
     struct Table;
 
     impl ReadMemory for Table {
@@ -161,7 +161,7 @@ mod tests {
         }
     }
 
-    /// `mov off(%rip), %rax` from the code's address on, with what follows.
+    /// `mov off(%rip), %rax` at the start of the code, followed by `rest`.
     fn code(rest: &[u8]) -> Vec<u8> {
         let mut code = vec![0x48, 0x8b, 0x05, 0x19, 0, 0, 0];
         code.extend(rest);
@@ -205,7 +205,7 @@ mod tests {
                 let mut changed = code(&REST);
                 changed[at] ^= 1 << bit;
                 if let Some(found) = read_accessor(&Table, &changed, 0x1000).filter(|found| Some(*found) != right) {
-                    // Only the place within the context, or its width, may be another.
+                    // Only the offset in the context, or the mask, may differ.
                     assert_eq!(found.index, 9, "byte {at}, bit {bit}: {found:?}");
                 }
             }
