@@ -71,7 +71,8 @@ impl Sums {
         for (samples, wrong, stack) in figures.failures.iter().take(3) {
             self.fail(name, &format!("{samples} {wrong:?}: {stack}"));
         }
-        if figures.overrun > 1.0 {
+        // A machine that is busy, or taken away, makes it later, but not by this much; a backlog that is worked off does.
+        if figures.overrun > 4.0 * slower() as f64 {
             self.fail(name, &format!("it took {:.1} s too long", figures.overrun));
         }
     }
