@@ -2,9 +2,12 @@
 
 use std::fmt;
 
-use crate::chance::of_percent;
+use crate::chance::{ERRORS, of_percent};
 use crate::folded::Folded;
 use crate::workload::{TRUTH, Truth};
+
+/// For how long the host of a virtual machine takes a CPU at a time, in seconds, at most.
+const TAKEN: f64 = 0.1;
 
 /// A function's share, measured and profiled, in percent.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,8 +47,8 @@ impl fmt::Display for Compared {
 }
 
 /// Compares every function's share. None may be off by more than `limit` percentage points, or by what chance and the
-/// measuring explain, if that is less. On top of that comes the time that the machine's CPUs were taken away, `gone`, in seconds: it
-/// may count to one function in the one and to none in the other.
+/// measuring explain, if that is less. On top of that comes the time that the machine's CPUs were taken away, `gone`, in seconds: each
+/// time it counts to one function in the one and to none in the other, at random.
 pub fn compare(truth: &Truth, folded: &Folded, limit: f64, gone: f64) -> Vec<Compared> {
     let samples = folded.samples();
     let compared = truth.shares.iter().map(|share| {
@@ -54,7 +57,9 @@ pub fn compare(truth: &Truth, folded: &Folded, limit: f64, gone: f64) -> Vec<Com
         // What chance makes of a share of this many samples, and what the measuring itself costs in the functions that are called
         // most often.
         let chance = of_percent(measured, samples as f64);
-        let tolerance = (0.3 + chance).min(limit) + 100.0 * gone / truth.total;
+        let share = measured / 100.0;
+        let taken = (ERRORS * (share * (1.0 - share) * gone * TAKEN).sqrt()).min(gone);
+        let tolerance = (0.3 + chance).min(limit) + 100.0 * taken / truth.total;
         Compared { name: share.name.clone(), line: share.line, measured, profiled, tolerance }
     });
     compared.collect()
