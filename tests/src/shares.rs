@@ -57,8 +57,8 @@ pub fn compare(truth: &Truth, folded: &Folded, limit: f64, gone: f64) -> Vec<Com
         // What chance makes of a share of this many samples, and what the measuring itself costs in the functions that are called
         // most often.
         let chance = of_percent(measured, samples as f64);
-        let share = measured / 100.0;
-        let taken = (ERRORS * (share * (1.0 - share) * gone * TAKEN).sqrt()).min(gone);
+        let part = measured / 100.0;
+        let taken = (ERRORS * (part * (1.0 - part) * gone * TAKEN).sqrt()).min(gone);
         let tolerance = (0.3 + chance).min(limit) + 100.0 * taken / truth.total;
         Compared { name: share.name.clone(), line: share.line, measured, profiled, tolerance }
     });

@@ -161,11 +161,11 @@ mod tests {
         const SECONDS: usize = 100;
         let looks: Vec<f64> = (0..SECONDS).map(|second| second as f64 + random.f64()).collect();
         let (mut at, mut told, mut truth, mut waits) = (0.0, 0.0, 0.0, 0.0);
-        while at < SECONDS as f64 - 2.0 * mean {
+        while at < SECONDS as f64 - 10.0 * mean {
             // A look that finds one finds no other one of the same coroutine: so these are to be few.
             at += 8.0 * mean * random.f64();
             let length = 2.0 * mean * random.f64();
-            told += looks.iter().filter(|look| (at..at + length).contains(look)).count() as f64;
+            told += looks.iter().filter(|look| (at..at + length).contains(*look)).count() as f64;
             (at, truth, waits) = (at + length, truth + length, waits + 1.0);
         }
         (told - truth).powi(2) / variance(waits, truth, 1.0)
