@@ -8,7 +8,7 @@ use crate::tracer::Tracer;
 use crate::workload::Workload;
 
 /// Others use the machine, too: the quickest of so many is what it takes.
-const TRIES: usize = 3;
+const TRIES: usize = 5;
 
 /// How long it takes to attach to a workload.
 ///

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use lj_trace_probes::off_cpu;
 use serde_json::Value;
 
+use crate::chance::of_count;
 use crate::skips::skip;
 use crate::tracer::{Outcome, Tracer};
 
@@ -144,6 +145,7 @@ impl Told {
 /// counts as each of them.
 #[track_caller]
 pub fn assert_all_and_no_others(told: &[Told], planted: &[Planted], what: &str) {
+    let (mut waits, mut preempted) = (0, 0);
     for planted_one in planted.iter().filter(|planted| planted.length() > OVER + 0.1) {
         let own: Vec<_> = told.iter().filter(|told| told.has(planted_one)).collect();
         assert_eq!(own.len(), 1, "{what}: {planted_one:?} in {told:#?}");
@@ -156,23 +158,39 @@ pub fn assert_all_and_no_others(told: &[Told], planted: &[Planted], what: &str) 
         let (kind, cpu) = (&own[0].json["kind"], planted_one.cpu / own[0].length);
         let is_waiting = ["executing", "opening", "reading"].contains(&&*planted_one.way);
         if is_waiting && cpu < 0.4 {
-            assert_eq!(kind, "blocked", "{what}: {planted_one:?}: {own:?}");
+            waits += 1;
+            // Who has been woken up may wait for a CPU, for longer than what it has waited for.
+            if kind == "preempted" {
+                preempted += 1;
+                let parts = ["blocked_ms", "preempted_ms"].map(|part| own[0].milliseconds(part));
+                assert!(parts[1] >= parts[0], "{what}: {planted_one:?}: {own:?}");
+            } else {
+                assert_eq!(kind, "blocked", "{what}: {planted_one:?}: {own:?}");
+            }
         } else if cpu > 0.7 {
             assert_eq!(kind, "cpu", "{what}: {planted_one:?}: {own:?}");
         }
     }
+    // That is rare: once in twenty times, and as often as chance makes of that.
+    let rare = 0.05 * f64::from(waits);
+    let most = rare + of_count(rare);
+    assert!(f64::from(preempted) <= most, "{what}: {preempted} of {waits} waits are told as waits for a CPU");
     // Afterwards the program says what it knows and waits for its input, which it does not count.
     let last = planted.iter().map(|planted| planted.ended).fold(0.0, f64::max);
-    for told in told.iter().filter(|told| told.began + told.length < last) {
-        let own: f64 = planted.iter().filter(|planted| told.has(planted)).map(Planted::length).sum();
-        // Threads lose their CPU between two looks at the clock.
-        let elsewhere =
-            ["preempted_ms", "blocked_ms", "unknown_ms"].iter().map(|part| told.milliseconds(part)).sum::<f64>();
-        assert!(
-            own > OVER - 1.0 || own == 0.0 && elsewhere > OVER - APART || own + elsewhere > OVER,
-            "{what}: invented {told:?} of {planted:#?}"
-        );
-    }
+    let invented: Vec<_> = told
+        .iter()
+        .filter(|told| told.began + told.length < last)
+        .filter(|told| {
+            let own: f64 = planted.iter().filter(|planted| told.has(planted)).map(Planted::length).sum();
+            // Threads lose their CPU between two looks at the clock.
+            let elsewhere =
+                ["preempted_ms", "blocked_ms", "unknown_ms"].iter().map(|part| told.milliseconds(part)).sum::<f64>();
+            !(own > OVER - 1.0 || own == 0.0 && elsewhere > OVER - APART || own + elsewhere > OVER)
+        })
+        .collect();
+    // Where the host of this virtual machine takes a CPU away, nobody sees it: the thread seems to run. One of some hundred turns may
+    // have had that between two looks at the clock, not two.
+    assert!(invented.len() <= 1, "{what}: invented {invented:?} of {planted:#?}");
 }
 
 /// Whether this machine has what is needed.

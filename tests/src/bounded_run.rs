@@ -7,12 +7,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
+use crate::chance::ERRORS;
 use crate::code;
 use crate::tracer::{Outcome, Tracer};
 use crate::workload::Workload;
 
 /// The name of the workload that knows which of its lines have allocated how many bytes.
 pub const BOUNDED: &str = "bounded.lua";
+
+/// How many times its stated error a figure may be off: that is of two standard errors.
+pub const STATED: f64 = ERRORS / 2.0;
 
 /// A figure of a report, and by how much it may be off.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +35,8 @@ pub struct BoundedRun {
     pub outcome: Outcome,
     /// Shares of lines, in percent, from the text report.
     shares: BTreeMap<u32, Figure>,
+    /// The share of traces of which no line is certain.
+    of_traces: Figure,
     /// The report.
     pub text: String,
 }
@@ -61,7 +67,8 @@ impl BoundedRun {
         };
         let text = std::fs::read_to_string(text)?;
         let truth = said.iter().filter_map(|line| known(line)).collect();
-        Ok(Self { folder, truth, outcome, shares: shares(&text), text })
+        let (shares, of_traces) = shares(&text);
+        Ok(Self { folder, truth, outcome, shares, of_traces, text })
     }
 
     /// Holds what is told against itself: a verdict comes first, and no figure that is told contradicts another.
@@ -100,11 +107,11 @@ impl BoundedRun {
         self.folder.path().join("profile.bin")
     }
 
-    /// Whether its figures contradict each other, so that it told no bytes. Errors are those of 19 cases in 20, so of some ten
-    /// runs one may do that.
+    /// Whether its figures contradict each other, so that it told no bytes. Errors are those of 19 cases in 20: of the five runs of a
+    /// file of tests, three do that by chance once in a thousand times at most, two once in fifty.
     ///
     /// # Errors
-    /// If it is the second one.
+    /// If it is the third one.
     fn is_withheld(&self) -> Result<bool> {
         static WITHHELD: AtomicU32 = AtomicU32::new(0);
         if !self.text.contains("WITHHELD: ") {
@@ -113,7 +120,7 @@ impl BoundedRun {
         println!("{}", self.text);
         // Each is asked twice: for itself, and for its total.
         let asked = WITHHELD.fetch_add(1, Ordering::Relaxed);
-        ensure!(asked < 2, "a second run whose figures contradict each other: {}", self.text);
+        ensure!(asked < 4, "a third run whose figures contradict each other: {}", self.text);
         Ok(true)
     }
 
@@ -144,11 +151,14 @@ impl BoundedRun {
             let truth = bytes / all * 100.0;
             let seen = self.shares.get(line).copied().unwrap_or(Figure { value: 0.0, error: 0.0 });
             println!("line {line}: {truth:.2}% true, {:.2}% ±{:.2} told, {unseen}% unseen", seen.value, seen.error);
-            // Stated errors are those of 19 in 20 cases (2 sigma); twice that is 1 in 15,000. The VM's own blocks, and the
-            // string table, are no line's.
-            let tolerance = 2.0 * seen.error + unseen + 3.0;
+            // Stated errors are those of 19 in 20 cases, two standard errors. The VM's own blocks, and the string table, are no
+            // line's. Where it is not certain which line of a trace it was, the trace has it: a line may lack that, and never have
+            // more.
+            let tolerance = STATED * seen.error + unseen + 3.0;
+            let missing = self.of_traces.value + STATED * self.of_traces.error;
             let error = (seen.value - truth).abs();
-            ensure!(error < tolerance, "line {line}: {truth} true, {seen:?} in\n{}", self.text);
+            let allowed = if seen.value < truth { tolerance + missing } else { tolerance };
+            ensure!(error < allowed, "line {line}: {truth} true, {seen:?} in\n{}", self.text);
             largest = largest.max(error);
         }
         Ok(largest)
@@ -166,7 +176,9 @@ impl BoundedRun {
         // The workload frees nothing itself.
         let told = self.told("less explicit frees")?;
         println!("{all} bytes true, {told} told");
-        ensure!((told / all - 1.0).abs() < 0.15, "{all} bytes true, {told} told: {}", self.text);
+        // What the VM allocates for itself, and the stated error of what was freed, which is estimated from windows.
+        let tolerance = (0.05 * all + STATED * self.error_of("less explicit frees")).max(0.15 * all);
+        ensure!((told - all).abs() < tolerance, "{all} bytes true, {told} told: {}", self.text);
         Ok(told / all)
     }
 
@@ -205,9 +217,10 @@ fn known(line: &str) -> Option<(u32, f64)> {
     Some((number.parse().ok()?, bytes.parse().ok()?))
 }
 
-/// The shares in a text report: interpreted and compiled, a line is told twice.
-fn shares(text: &str) -> BTreeMap<u32, Figure> {
+/// The shares in a text report: interpreted and compiled, a line is told twice. And the share of traces whose line is not certain.
+fn shares(text: &str) -> (BTreeMap<u32, Figure>, Figure) {
     let mut shares = BTreeMap::<u32, Figure>::new();
+    let mut of_traces = Figure { value: 0.0, error: 0.0 };
     let marked = format!("{BOUNDED}:");
     for line in text.lines() {
         let share = |text: &str| text.trim().trim_end_matches('%').parse::<f64>().ok();
@@ -220,9 +233,11 @@ fn shares(text: &str) -> BTreeMap<u32, Figure> {
         let Some((value, rest)) = figures.split_once('%') else { continue };
         let error = rest.trim_start().strip_prefix('±').and_then(|rest| share(rest.split_once('%')?.0));
         let Some(value) = share(value) else { continue };
-        let sum = shares.entry(number).or_insert(Figure { value: 0.0, error: 0.0 });
+        let none = Figure { value: 0.0, error: 0.0 };
+        let is_trace = place.contains("(TRACE");
+        let sum = if is_trace { &mut of_traces } else { shares.entry(number).or_insert(none) };
         sum.value += value;
         sum.error += error.unwrap_or(0.0);
     }
-    shares
+    (shares, of_traces)
 }

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use anyhow::{Result, bail};
 
+use crate::chance::of_percent;
 use crate::folded::{COMPILED, Folded, Stack, line_in};
 use crate::programs::Program;
 use crate::recording::{Recorded, Recording};
@@ -84,9 +85,7 @@ impl Functions {
                 in_part(stack) && is_certain(stack) && self.on(stack).last() == Some(&Some(name.as_str()))
             };
             let share = 100.0 * folded.samples_where(is_own) as f64 / all.max(1) as f64;
-            let expectation = expected / 100.0;
-            // Five standard deviations of a share of so many samples.
-            let tolerance = points + 500.0 * (expectation * (1.0 - expectation) / all.max(1) as f64).sqrt();
+            let tolerance = points + of_percent(*expected, all as f64);
             let verdict = format!(
                 "{name}: {share:.1}% and at most {marked:.1}% more of {all} samples in {part}, expected {expected:.1}% ± {tolerance:.1}"
             );

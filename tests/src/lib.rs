@@ -11,6 +11,7 @@ pub mod benches;
 pub mod blockers;
 pub mod bounded_run;
 pub mod capabilities;
+pub mod chance;
 pub mod code;
 pub mod consumers;
 pub mod crafted;

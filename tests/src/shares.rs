@@ -2,8 +2,12 @@
 
 use std::fmt;
 
+use crate::chance::{ERRORS, of_percent};
 use crate::folded::Folded;
 use crate::workload::{TRUTH, Truth};
+
+/// For how long the host of a virtual machine takes a CPU at a time, in seconds, at most.
+const TAKEN: f64 = 0.1;
 
 /// A function's share, measured and profiled, in percent.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,16 +47,19 @@ impl fmt::Display for Compared {
 }
 
 /// Compares every function's share. None may be off by more than `limit` percentage points, or by what chance and the
-/// measuring explain, if that is less.
-pub fn compare(truth: &Truth, folded: &Folded, limit: f64) -> Vec<Compared> {
+/// measuring explain, if that is less. On top of that comes the time that the machine's CPUs were taken away, `gone`, in seconds: each
+/// time it counts to one function in the one and to none in the other, at random.
+pub fn compare(truth: &Truth, folded: &Folded, limit: f64, gone: f64) -> Vec<Compared> {
     let samples = folded.samples();
     let compared = truth.shares.iter().map(|share| {
         let measured = 100.0 * share.seconds / truth.total;
         let profiled = percent(folded.samples_where(|stack| stack.has(TRUTH, share.line)), samples);
-        // Four standard deviations of a share that is estimated from this many samples, and what the measuring
-        // itself costs in the functions that are called most often.
-        let deviation = 100.0 * (measured / 100.0 * (1.0 - measured / 100.0) / samples as f64).sqrt();
-        let tolerance = (0.3 + 4.0 * deviation).min(limit);
+        // What chance makes of a share of this many samples, and what the measuring itself costs in the functions that are called
+        // most often.
+        let chance = of_percent(measured, samples as f64);
+        let part = measured / 100.0;
+        let taken = (ERRORS * (part * (1.0 - part) * gone * TAKEN).sqrt()).min(gone);
+        let tolerance = (0.3 + chance).min(limit) + 100.0 * taken / truth.total;
         Compared { name: share.name.clone(), line: share.line, measured, profiled, tolerance }
     });
     compared.collect()
@@ -74,7 +81,7 @@ mod tests {
         let truth = Truth { shares: vec![share], total: 1.0, ..Truth::default() };
         let compare = |inside, outside| {
             let folded = Folded::parse(&format!("_start;f@truth.lua:3 {inside}\n_start {outside}\n")).unwrap();
-            compare(&truth, &folded, 100.0).remove(0)
+            compare(&truth, &folded, 100.0, 0.0).remove(0)
         };
         assert!(compare(510, 490).agrees());
         assert!(!compare(600, 400).agrees());

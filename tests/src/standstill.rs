@@ -3,15 +3,18 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::usage::stolen;
+
 /// A process may stand still for so much longer than it was allowed to.
-pub const MORE: Duration = Duration::from_millis(50);
+pub const MORE: Duration = Duration::from_millis(100);
 
 /// What was seen of a process that was stopped.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
     /// For how long it was seen to stand still: from the first to the last look at which it did.
     pub stood: Duration,
-    /// The longest time that a thread had to wait for a CPU meanwhile, which is nobody's doing here.
+    /// The longest time that a thread had to wait for a CPU meanwhile, and the time that the host of a virtual machine has taken from
+    /// its CPUs: what lets the process go on may have been without one.
     pub late: Duration,
 }
 
@@ -25,6 +28,8 @@ pub fn stands(pid: u32) -> bool {
 pub fn watch<T>(pid: u32, work: impl FnOnce() -> T) -> (T, Seen) {
     const LOOK: Duration = Duration::from_millis(1);
     let over = AtomicBool::new(false);
+    let taken = || stolen().unwrap_or(0.0);
+    let before = taken();
     std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {
             let (mut first, mut seen) = (None, Seen { stood: Duration::ZERO, late: Duration::ZERO });
@@ -42,6 +47,8 @@ pub fn watch<T>(pid: u32, work: impl FnOnce() -> T) -> (T, Seen) {
         let result = work();
         over.store(true, Ordering::Relaxed);
         let nothing = Seen { stood: Duration::ZERO, late: Duration::ZERO };
-        (result, watcher.join().unwrap_or(nothing))
+        let mut seen = watcher.join().unwrap_or(nothing);
+        seen.late += Duration::from_secs_f64((taken() - before).max(0.0));
+        (result, seen)
     })
 }

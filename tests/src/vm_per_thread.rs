@@ -9,10 +9,13 @@ use std::thread;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::allocations::{Allocations, Kind, Place};
+use crate::chance::of_count;
 use crate::hosts::lua;
+use crate::pauses::Pauses;
 use crate::programs::{Program, SYSBENCH, WRK};
 use crate::recording::Recording;
 use crate::tracer::Tracer;
+use crate::usage::stolen;
 use crate::workload::Workload;
 
 /// How many threads they have.
@@ -118,7 +121,9 @@ fn chunk(number: usize) -> String {
 /// If they are not.
 pub fn check_cpu(workload: &mut Workload, rate: u32) -> Result<(String, String)> {
     let recording = Recording::attached(workload, &["--rate", &rate.to_string()])?;
+    let (stolen_before, pauses) = (stolen()?, Pauses::watch());
     let measured = work(workload)?;
+    let (paused, stolen) = (pauses.end(), stolen()? - stolen_before);
     let recorded = recording.stop()?;
     let said = &recorded.outcome.stderr;
     let mut largest: f64 = 0.0;
@@ -136,12 +141,13 @@ pub fn check_cpu(workload: &mut Workload, rate: u32) -> Result<(String, String)>
         let streamed = stream.samples_where(|stack| stack.frames.iter().any(is_its));
         ensure!(streamed == samples, "{root} has {samples} samples of thread {number}, its stream {streamed}");
         ensure!(!stream.stacks.iter().flat_map(|stack| &stack.frames).any(foreign), "the stream of {root} has others");
-        // As in `threads.rs`: four standard deviations, as if samples fell at random.
+        // As in `threads.rs`: as if samples fell at random. While the host has a CPU, the timer goes on or the CPU time does.
         let expected = seconds * f64::from(rate);
         let difference = samples as f64 - expected;
+        let [fewer, more] = [paused, stolen].map(|gone| of_count(expected) + gone * f64::from(rate));
         ensure!(
-            difference.abs() <= 4.0 * expected.sqrt(),
-            "thread {number}: {samples} samples, expected {expected:.0}\n{said}"
+            (-fewer..=more).contains(&difference),
+            "thread {number}: {samples} samples, expected {expected:.0}, {fewer:.0} fewer or {more:.0} more\n{said}"
         );
         largest = largest.max(100.0 * difference.abs() / expected);
     }

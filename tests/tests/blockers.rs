@@ -9,9 +9,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::blockers::{APART, OVER, Planted, assert_all_and_no_others, follow, is_there, stop, turns};
 use lj_trace_tests::nginx::Nginx;
+use lj_trace_tests::pauses::Pauses;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::skips::skip;
 use lj_trace_tests::tracer::{Tracer, exit_code, run};
+use lj_trace_tests::usage::stolen;
 use lj_trace_tests::workload::Workload;
 use lj_trace_tests::wrk::Load;
 use serde_json::Value;
@@ -63,6 +65,7 @@ fn all_blockers_of_nginx_under_load_are_told() -> Result<()> {
         skip("no wrk");
         return Ok(());
     };
+    let (stolen_before, pauses) = (stolen()?, Pauses::watch());
     let mut random = fastrand::Rng::with_seed(7);
     let mut planted = Vec::new();
     let mut decoys = Vec::new();
@@ -79,15 +82,17 @@ fn all_blockers_of_nginx_under_load_are_told() -> Result<()> {
     }
     drop(load);
     sleep(Duration::from_millis(300));
+    let gone = pauses.end() + stolen()? - stolen_before;
     let told = stop(tracer)?;
     ensure!(planted.len() >= PLANTED, "{} of {PLANTED}", planted.len());
-    let mut with_request = 0;
+    let (mut with_request, mut not_preempted) = (0, 0);
     for planted in &planted {
         let own: Vec<_> = told.iter().filter(|told| told.has(planted)).collect();
         assert_eq!(own.len(), 1, "{planted:?}");
         assert!(own[0].length > planted.length() - 0.1, "{planted:?}: {own:?}");
         own[0].assert_is(planted);
         let request = &own[0].json["request"];
+        not_preempted += usize::from(own[0].json["kind"] != "preempted");
         // Where others had the CPU most of the time, it may have been taken from the request of somebody else.
         if own[0].json["kind"] != "preempted" && !request.is_null() {
             assert_eq!(request["location"], format!("/{}", planted.way), "{planted:?}: {own:?}");
@@ -95,13 +100,20 @@ fn all_blockers_of_nginx_under_load_are_told() -> Result<()> {
             with_request += 1;
         }
     }
-    ensure!(10 * with_request >= 9 * planted.len(), "only {with_request} of {} have a request", planted.len());
+    ensure!(10 * with_request >= 9 * not_preempted, "only {with_request} of {not_preempted} have a request");
+    ensure!(2 * not_preempted > planted.len(), "{not_preempted} of {} were not kept from running", planted.len());
     // Others are long since their thread did not get a CPU, or since a decoy came together with that.
-    for told in told.iter().filter(|told| planted.iter().all(|planted| !told.has(planted))) {
-        let decoy: f64 = decoys.iter().filter(|decoy| told.has(decoy)).map(Planted::length).sum();
-        let preempted = told.milliseconds("preempted_ms");
-        assert!(decoy + preempted > OVER - 5.0, "invented: {told:?}");
-    }
+    let invented: Vec<_> = told
+        .iter()
+        .filter(|told| planted.iter().all(|planted| !told.has(planted)))
+        .filter(|told| {
+            let decoy: f64 = decoys.iter().filter(|decoy| told.has(decoy)).map(Planted::length).sum();
+            decoy + told.milliseconds("preempted_ms") <= OVER - 5.0
+        })
+        .collect();
+    // Where the host of this virtual machine takes the CPU away, the worker seems to run: each such time makes one turn long.
+    let most = 1.0 + gone * 1000.0 / (OVER - 5.0);
+    ensure!(invented.len() as f64 <= most, "{gone} s of the CPUs were taken away; invented: {invented:?}");
     Ok(())
 }
 
@@ -117,6 +129,7 @@ fn who_does_not_get_a_cpu_is_told_so() -> Result<()> {
     let mut workload = Workload::spawn(&mut command)?;
     let busy = || Command::new("taskset").args(["-c", "0", "sh", "-c", "while :; do :; done"]).spawn();
     let mut others = [busy()?, busy()?, busy()?];
+    let stolen_before = stolen()?;
     let outcome = (|| {
         let tracer = follow(workload.pid())?;
         workload.tell("6")?;
@@ -129,13 +142,15 @@ fn who_does_not_get_a_cpu_is_told_so() -> Result<()> {
         other.wait()?;
     }
     let (told, planted) = outcome?;
+    // What the host takes away of a CPU is neither the thread's CPU time nor a wait for a CPU.
+    let gone = 1000.0 * (stolen()? - stolen_before);
     let computing = |planted: &&Planted| planted.way == "computing" && planted.length() > OVER + 0.1;
     let mut preempted = 0.0;
     for planted in planted.iter().filter(computing) {
         let own = told.iter().find(|told| told.has(planted)).with_context(|| format!("{planted:?} in {told:#?}"))?;
         preempted += own.milliseconds("preempted_ms") / own.length;
         let apart = own.milliseconds("preempted_ms") - (planted.length() - planted.cpu);
-        assert!(apart.abs() < 0.1 * planted.length() + APART, "{planted:?}: {own:?}");
+        assert!(apart.abs() < 0.1 * planted.length() + APART + gone, "{planted:?}: {own:?}");
     }
     let share = preempted / planted.iter().filter(computing).count().max(1) as f64;
     assert!(share > 0.3, "only {share} of the time others had the CPU");

@@ -6,13 +6,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::benches::host;
+use lj_trace_tests::chance::{of_count, of_share};
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::host_agent::Agent;
 use lj_trace_tests::own_process::OwnProcess;
 use lj_trace_tests::patience;
+use lj_trace_tests::pauses::Pauses;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::tracer::{Tracer, run};
-use lj_trace_tests::usage::let_work;
+use lj_trace_tests::usage::{let_work, stolen};
 
 fn luajit() -> Result<Program> {
     Program::find(LUAJIT).context("the demo's luajit is everywhere")
@@ -75,7 +77,9 @@ fn processes_come_and_go_and_all_samples_are_where_they_belong() -> Result<()> {
         let found = numbers(&stored);
         ensure!(found.keys().all(|other| *other == number), "{service} has another's functions: {found:?}");
         let named = found.get(&number).copied().unwrap_or(0);
-        let is_named = least == 0 || named * 10 >= stored.samples() * 8;
+        // Nine of ten, and as many fewer as chance makes of some dozen samples.
+        let share = 0.9 - of_share(0.9, stored.samples() as f64);
+        let is_named = least == 0 || named as f64 >= share * stored.samples() as f64;
         ensure!(named >= least && is_named, "{service}: {named} of {}", stored.samples());
         sum += stored.samples();
     }
@@ -156,10 +160,17 @@ fn a_reload_that_changes_rates_or_sinks_goes_on() -> Result<()> {
 
 #[test]
 fn processes_that_live_for_a_moment_are_recorded() -> Result<()> {
-    // At a rate that leaves time for it beside other tests.
-    let outcome = host::come_and_go(10, 300, 6)?;
+    /// A second: that leaves time for it beside other tests.
+    const RATE: u32 = 10;
+    let (stolen_before, pauses) = (stolen()?, Pauses::watch());
+    let outcome = host::come_and_go(RATE, 300, 6)?;
+    let gone = pauses.end() + stolen()? - stolen_before;
     ensure!(outcome.harmed == 0 && outcome.failed == 0.0, "{outcome:?}");
-    ensure!(outcome.recorded >= 0.9 * outcome.started as f64, "{outcome:?}");
+    // One of a hundred may be over before its turn comes, as many more as chance makes of it, and those that lived while the machine
+    // stood still.
+    let missed = 0.01 * outcome.started as f64;
+    let most = missed + of_count(missed) + gone * f64::from(RATE);
+    ensure!(outcome.started as f64 - outcome.recorded <= most, "{most} may be missed: {outcome:?}");
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use lj_trace_tests::chance::of_count;
 use lj_trace_tests::folded::{Stack, is_lua, line_in};
 use lj_trace_tests::programs::Program;
 use lj_trace_tests::recording::Recording;
@@ -134,7 +135,11 @@ fn stacks_that_move_are_whole_or_marked() -> Result<()> {
     let others = folded.samples_where(|stack| !moves(stack));
     let marked = folded.samples_where(|stack| !moves(stack) && is_marked(stack));
     println!("{marked} of {others} samples are incomplete while no stack is moved");
-    // As everywhere: some samples hit the few instructions between two frames.
-    assert!(marked * 100 <= others, "{marked} of {others} are incomplete while no stack is moved: {said}");
+    // As everywhere: some samples hit the few instructions between two frames, one in a hundred, and what chance makes of it.
+    let some = 0.01 * others as f64;
+    assert!(
+        marked as f64 <= some + of_count(some),
+        "{marked} of {others} are incomplete while no stack is moved: {said}"
+    );
     Ok(())
 }

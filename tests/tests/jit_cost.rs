@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::capabilities::SYS_PTRACE;
+use lj_trace_tests::chance::of_share;
 use lj_trace_tests::programs::{ALL, LUAJIT, Program};
 use lj_trace_tests::source::line_of;
 use lj_trace_tests::tracer::{Tracer, run};
@@ -70,8 +71,8 @@ fn the_time_in_the_interpreter_is_put_down_to_its_reasons() -> Result<()> {
             ("vararg", samples(time, "vararg", "vararg")),
         ] {
             let (share, truth) = (found / all, truth[name]);
-            // Four standard errors, and what the clock itself takes.
-            let tolerance = 4.0 * (truth * (1.0 - truth) / all).sqrt() + 0.02;
+            // What chance makes of so many samples, and what the clock itself takes.
+            let tolerance = of_share(truth, all) + 0.02;
             ensure!((share - truth).abs() < tolerance, "{}: {name} {share} instead of {truth}: {time:#}", program.name);
             println!("{}: {name} {share:.3}, measured {truth:.3}, {all} samples", program.name);
         }

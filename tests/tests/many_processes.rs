@@ -6,11 +6,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::chance::of_share;
 use lj_trace_tests::folded::Folded;
+use lj_trace_tests::pauses::Pauses;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::slower;
 use lj_trace_tests::tracer::{Tracer, run};
-use lj_trace_tests::usage::{bpf, cpu_time, let_work, proportional_memory};
+use lj_trace_tests::usage::{bpf, cpu_time, let_work, proportional_memory, stolen};
 use lj_trace_tests::workload::Workload;
 
 /// Processes that differ in their functions alone.
@@ -98,7 +100,11 @@ fn processes_with_the_same_addresses_are_told_apart() -> Result<()> {
         let named = own.iter().filter(|stack| stack.frames.iter().any(|frame| number_of(frame).is_some()));
         let (samples, named): (u64, u64) =
             (own.iter().map(|stack| stack.samples).sum(), named.map(|stack| stack.samples).sum());
-        ensure!(samples >= 20 && named * 10 >= samples * 9, "number {number}: {named} of {samples} samples");
+        let least = 0.9 - of_share(0.9, samples as f64);
+        ensure!(
+            samples >= 20 && named as f64 >= least * samples as f64,
+            "number {number}: {named} of {samples} samples"
+        );
         total += samples;
     }
     ensure!(total == folded.samples(), "{total} of {}", folded.samples());
@@ -116,20 +122,28 @@ fn fifty_idle_processes_cost_little_more_than_one() -> Result<()> {
     sleep(Duration::from_millis(500));
     let folder = tempfile::tempdir()?;
     let output = folder.path().join("all.folded").to_string_lossy().into_owned();
-    let began = Instant::now();
+    let (began, stolen_before, pauses) = (Instant::now(), stolen()?, Pauses::watch());
     let tracer = record(&family, "19", &output, PROCESSES)?;
     let attach = began.elapsed().as_secs_f64();
+    let gone = pauses.end() + stolen()? - stolen_before;
     // In the first seconds it looks more often.
     sleep(Duration::from_secs(11));
-    let (before, since) = (cpu_time(tracer.pid())?, Instant::now());
-    sleep(Duration::from_secs(8));
-    let share = (cpu_time(tracer.pid())? - before) / since.elapsed().as_secs_f64() * 100.0;
+    // The middle of several figures: where the machine does something else for a moment, one or two are larger; what idle processes
+    // cost is in all of them.
+    let mut shares = Vec::new();
+    for _ in 0..5 {
+        let (before, since) = (cpu_time(tracer.pid())?, Instant::now());
+        sleep(Duration::from_secs(2));
+        shares.push((cpu_time(tracer.pid())? - before) / since.elapsed().as_secs_f64() * 100.0);
+    }
+    shares.sort_by(f64::total_cmp);
+    let share = shares[shares.len() / 2];
     let (maps, programs) = bpf(tracer.pid())?;
     let pss = proportional_memory(tracer.pid())?;
     tracer.signal(libc::SIGINT)?;
     tracer.wait()?.expect(0, &[]);
     let figures = format!(
-        "{PROCESSES} processes: attached in {attach:.2} s, {share:.1}% of a core, {} MiB of memory, {} MiB of BPF maps, {programs} programs",
+        "{PROCESSES} processes: attached in {attach:.2} s, {share:.1}% of a core ({shares:.1?}), {} MiB of memory, {} MiB of BPF maps, {programs} programs",
         pss / MIB,
         maps / MIB
     );
@@ -137,7 +151,7 @@ fn fifty_idle_processes_cost_little_more_than_one() -> Result<()> {
     ensure!(maps <= 32 * MIB && programs <= 4, "{figures}");
     ensure!(pss <= 64 * MIB, "{figures}");
     // 2 s and 2%, and what a machine that does something else at that time makes of it.
-    ensure!(attach <= 4.0 * slower() as f64 && share <= 4.0 * slower() as f64, "{figures}");
+    ensure!(attach <= 4.0 * slower() as f64 + gone && share <= 4.0 * slower() as f64, "{figures}");
     Ok(())
 }
 

@@ -6,11 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use lj_trace_probes::kernel_places;
+use lj_trace_tests::chance::{ERRORS, of_count};
 use lj_trace_tests::nginx::Nginx;
 use lj_trace_tests::off_cpu::{OffCpuRun, WAITS, Waits};
+use lj_trace_tests::pauses::Pauses;
 use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
 use lj_trace_tests::skips::{skip, skip_without};
 use lj_trace_tests::tracer::{exit_code, run};
+use lj_trace_tests::usage::stolen;
 use lj_trace_tests::workload::Workload;
 
 /// A wait for less is taken by chance, in seconds.
@@ -36,8 +39,8 @@ fn start(seed: u32) -> Result<Workload> {
 /// what was not seen.
 #[track_caller]
 fn assert_fits(what: &str, (seen, unseen): (f64, f64), measured: f64, short: f64, share: f64) {
-    // Each threshold of short waits has a point that is in it or not.
-    let chance = 4.0 * (short / THRESHOLD).sqrt() * THRESHOLD / 2.0 + THRESHOLD;
+    // Each threshold of short waits has a point that is in it or not: a variance of a quarter at most.
+    let chance = THRESHOLD * (ERRORS * (short / THRESHOLD / 4.0).sqrt() + 1.0);
     let allowed = chance + share * measured + unseen;
     assert!((seen - measured).abs() <= allowed, "{what}: {seen:.3} s seen of {measured:.3} s, {allowed:.3} s allowed");
 }
@@ -68,13 +71,19 @@ fn waits_have_their_lines_and_lengths() -> Result<()> {
             0.03,
         );
         for (reason, name) in [("sleep", "sleeping"), ("poll", "polling"), ("futex", "locking"), ("pipe", "reading")] {
-            let own = recorded.folded.samples_where(|stack| {
-                let is_in = stack.frames.iter().any(|frame| frame.starts_with(&format!("{name}@")));
-                is_in && stack.frames.last().is_some_and(|leaf| *leaf == format!("[blocked: {reason}]"))
-            });
+            let blocked_with = |beginning: &str| {
+                recorded.folded.samples_where(|stack| {
+                    let is_in = stack.frames.iter().any(|frame| frame.starts_with(&format!("{name}@")));
+                    is_in && stack.frames.last().is_some_and(|leaf| leaf.starts_with(beginning))
+                }) as f64
+                    / 1e9
+            };
+            let (own, blocked) = (blocked_with(&format!("[blocked: {reason}]")), blocked_with("[blocked: "));
             let all = recorded.seconds_with(&format!("{name}@"));
-            // The rest is what it waited for a CPU once it could go on, where others have one.
-            assert!(own as f64 / 1e9 >= 0.9 * all, "{name}: {own} ns of {all} s: {:#?}", recorded.folded);
+            // A wait for a mutex of the allocator or a page is rare. The rest is what it waited for a CPU once it could go on, where
+            // others have one, or the host of this virtual machine has it.
+            assert!(own >= 0.95 * blocked, "{name}: {own} s of {blocked} s blocked: {:#?}", recorded.folded);
+            assert!(blocked >= 0.5 * all, "{name}: {blocked} s blocked of {all} s: {:#?}", recorded.folded);
         }
         assert!(!recorded.outcome.stderr.contains("DO NOT FIT"), "{}", recorded.outcome.stderr);
         assert!(!recorded.has_lost(), "{}", recorded.outcome.stderr);
@@ -88,9 +97,12 @@ fn a_thread_that_sleeps_all_the_time_is_there() -> Result<()> {
         return Ok(());
     }
     let workload = start(1)?;
+    let began = Instant::now();
     let recording = OffCpuRun::attach(workload.pid(), "offcpu", &[], &["--duration", "2s"])?;
     let recorded = recording.finish()?;
-    assert!((recorded.seconds() - 2.0).abs() < 0.2, "{:#?}", recorded.folded);
+    // On a busy machine it ends late, and says more.
+    let most = began.elapsed().as_secs_f64();
+    assert!((1.9..most).contains(&recorded.seconds()), "at most {most} s: {:#?}", recorded.folded);
     let at_input = recorded.seconds_with("main chunk@off_cpu.lua:0");
     assert!((at_input - recorded.seconds()).abs() < 0.01, "{:#?}", recorded.folded);
     assert!(recorded.seconds_with("[blocked: pipe]") > 0.9 * recorded.seconds(), "{:#?}", recorded.folded);
@@ -126,12 +138,15 @@ fn who_is_kept_from_running_waits_for_a_cpu() -> Result<()> {
 
 #[test]
 fn wall_clock_time_is_both() -> Result<()> {
+    const RATE: f64 = 999.0;
     if !is_there() {
         return Ok(());
     }
     let mut workload = start(7)?;
-    let recording = OffCpuRun::attach(workload.pid(), "wall", &[], &["--rate", "999"])?;
+    let recording = OffCpuRun::attach(workload.pid(), "wall", &[], &["--rate", &RATE.to_string()])?;
+    let (stolen_before, pauses) = (stolen()?, Pauses::watch());
     let waits = Waits::measure(&mut workload, 4.0, 8000)?;
+    let gone = pauses.end() + stolen()? - stolen_before;
     let recorded = recording.stop()?;
     let working = recorded.seconds_with("working@off_cpu.lua:");
     let off = recorded.folded.samples_where(|stack| {
@@ -139,7 +154,9 @@ fn wall_clock_time_is_both() -> Result<()> {
             && stack.frames.iter().any(|frame| frame.starts_with('['))
     });
     let on = working - off as f64 / 1e9;
-    assert!((on - waits.spin).abs() < 0.06 * waits.spin + 0.05, "{on} of {}: {:#?}", waits.spin, recorded.folded);
+    // As if samples fell at random; calls of the clock take some of the time, and the host may take the CPU.
+    let allowed = of_count(waits.spin * RATE) / RATE + 0.03 * waits.spin + gone;
+    assert!((on - waits.spin).abs() < allowed, "{on} of {} +-{allowed}: {:#?}", waits.spin, recorded.folded);
     for way in &waits.ways {
         let seen = recorded.seconds_with(&format!("{}@off_cpu.lua:{}", way.name, way.line));
         assert_fits(&way.name, (seen, recorded.unseen()), way.all, way.short, 0.05);

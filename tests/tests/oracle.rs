@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use anyhow::{Result, anyhow, bail};
+use lj_trace_tests::chance::of_count;
 use lj_trace_tests::oracle::generate::Interface;
 use lj_trace_tests::oracle::{Figures, Settings, generate, native, record, truth};
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
@@ -70,7 +71,8 @@ impl Sums {
         for (samples, wrong, stack) in figures.failures.iter().take(3) {
             self.fail(name, &format!("{samples} {wrong:?}: {stack}"));
         }
-        if figures.overrun > 1.0 {
+        // A machine that is busy, or taken away, makes it later, but not by this much; a backlog that is worked off does.
+        if figures.overrun > 4.0 * slower() as f64 {
             self.fail(name, &format!("it took {:.1} s too long", figures.overrun));
         }
     }
@@ -124,7 +126,7 @@ fn check_kept(program: &'static str) -> Result<()> {
             sums.add(&name, &figures);
             let expected = most / 100.0 * figures.samples() as f64;
             // And what chance makes of so many.
-            if figures.marked() as f64 > expected + 4.0 * expected.sqrt() + 1.0 {
+            if figures.marked() as f64 > expected + of_count(expected) {
                 sums.fail(&name, &format!("{} of {} samples are marked", figures.marked(), figures.samples()));
             }
         }

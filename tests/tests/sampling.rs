@@ -4,6 +4,7 @@
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::chance::of_count;
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::recording::Recording;
@@ -27,11 +28,11 @@ fn neighbour() -> Result<Workload> {
     Workload::spawn(Command::new(luajit().path).args(["-e", CODE]))
 }
 
-/// Checks that there are as many samples as CPU time was used. Each falls at random: four standard deviations. Time that was
+/// Checks that there are as many samples as CPU time was used, and as many more or fewer as chance makes of it. Time that was
 /// stolen from this machine is none that the process has used, but the clock goes on.
 fn expect_samples(what: &str, samples: u64, rate: f64, used: f64, stolen: f64) -> Result<()> {
     let [least, most] = [used, used + stolen].map(|seconds| seconds * rate);
-    let tolerance = 4.0 * most.sqrt();
+    let tolerance = of_count(most);
     let verdict = format!("{what}: {samples} samples, expected {least:.0} to {most:.0}, tolerance {tolerance:.0}");
     println!("{verdict}");
     ensure!((least - tolerance..=most + tolerance).contains(&(samples as f64)), "{verdict}");
@@ -147,7 +148,7 @@ fn samples_that_cost_too_much_are_fewer_and_count_as_more() -> Result<()> {
         ensure!(number_before(outcome, " samples, ")? == samples as f64, "{samples}: {}", outcome.stderr);
         // Their error is that of samples which count as many. What is used until the summary is not in it.
         let [least, most] = [used, used + gone + 0.1].map(|seconds| seconds * RATE);
-        let tolerance = 4.0 * (most * weight).sqrt();
+        let tolerance = weight * of_count(most / weight);
         let verdict = format!("{events}: {samples} of {least:.0} to {most:.0}, tolerance {tolerance:.0}; {lowered}");
         println!("{verdict}");
         ensure!((least - tolerance..=most + tolerance).contains(&(samples as f64)), "{verdict}: {}", outcome.stderr);
@@ -164,13 +165,13 @@ fn the_time_is_over_when_it_is() -> Result<()> {
         let stolen_before = stolen()?;
         let options = ["--duration", "1s", "--slow-down", "2s", "--events", events];
         let outcome = Recording::attached(&workload, &options)?.finish()?.outcome;
-        outcome.expect(0, &["finished: recorded 1.0 s", "LOST: "]);
+        outcome.expect(0, &["finished: recorded 1.", "LOST: "]);
         let lost = number_before(&outcome, " samples were not worked off")?;
         let all = lost + number_before(&outcome, " samples, ")?;
         // It works on one CPU. Without an end there would be twice as many and more.
         let most = (1.0 + stolen()? - stolen_before) * RATE;
         println!("{events}: {all} of at most {most:.0} samples");
-        ensure!(all <= most + 4.0 * most.sqrt(), "{all} of {most:.0}: {}", outcome.stderr);
+        ensure!(all <= most + of_count(most), "{all} of {most:.0}: {}", outcome.stderr);
     }
     Ok(())
 }

@@ -45,7 +45,7 @@ fn samples(systemd: &Systemd, file: &str) -> Result<Folded> {
 #[test]
 fn a_job_records_and_ends_by_itself() -> Result<()> {
     let Some((systemd, pid)) = boot()? else { return Ok(()) };
-    start(&systemd, &format!("--pid {pid} --mode all --no-limit --duration 5s --verbose"))?;
+    start(&systemd, &format!("--pid {pid} --mode all --no-limit --duration 10s --verbose"))?;
     let unit = format!("lj-trace-{pid}");
     // It is up only since it records, and it is not root that does.
     let status = show(&systemd, &unit, "StatusText")?;

@@ -3,6 +3,7 @@
 use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::chance::{of_count, of_percent};
 use lj_trace_tests::pauses::Pauses;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::recording::{Recorded, Recording};
@@ -47,9 +48,9 @@ fn expect_each_once(recorded: &Recorded, report: &[String], process: Used) -> Re
     let mut check = |what: &str, seconds: f64, samples: u64, at_once: f64| {
         let least = (seconds - process.paused * at_once).max(0.0);
         let [least, most] = [least, seconds + process.stolen].map(|seconds| seconds * f64::from(RATE));
-        // Four standard deviations, as if the samples fell at random: they do better, but the scheduler cuts a
-        // thread's time into pieces of which none may hold a whole period.
-        let tolerance = 4.0 * most.sqrt();
+        // As if the samples fell at random: they do better, but the scheduler cuts a thread's time into pieces of which none may
+        // hold a whole period.
+        let tolerance = of_count(most);
         let verdict = format!("{what}: {samples} samples, expected {least:.0} to {most:.0}, tolerance {tolerance:.0}");
         println!("{verdict}");
         if !(least - tolerance..=most + tolerance).contains(&(samples as f64)) {
@@ -68,7 +69,8 @@ fn expect_each_once(recorded: &Recorded, report: &[String], process: Used) -> Re
     ensure!(failures.is_empty(), "\n{}", failures.join("\n"));
     for what in ["Lua complete", "native complete"] {
         let share = recorded.share(what)?;
-        ensure!(share >= 99.0, "{what}: {share}%");
+        let least = 99.5 - of_percent(99.5, recorded.folded.samples() as f64);
+        ensure!(share >= least, "{what}: {share}%, less than {least}%");
     }
     Ok(())
 }
@@ -92,16 +94,16 @@ fn check_late(events: &str) -> Result<()> {
     let recording = Recording::attached(&workload, &["--rate", &RATE.to_string(), "--events", events])?;
     workload.go()?;
     workload.expect("started")?;
-    let before = stolen()?;
+    let (before, pauses) = (stolen()?, Pauses::watch());
     workload.go()?;
     let report = workload.report()?;
-    let stolen = stolen()? - before;
+    let (paused, stolen) = (pauses.end() * thread::available_parallelism()?.get() as f64, stolen()? - before);
     let recorded = recording.stop()?;
     let is_late = |frame: &String| frame.contains("@thread");
     let samples = recorded.folded.samples_where(|stack| stack.frames.iter().any(is_late));
     let used: f64 = report.iter().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
-    let [least, most] = [used - SEARCH, used + stolen].map(|seconds| seconds * f64::from(RATE));
-    let tolerance = 4.0 * most.sqrt();
+    let [least, most] = [used - SEARCH - paused, used + stolen].map(|seconds| seconds * f64::from(RATE));
+    let tolerance = of_count(most);
     let samples = samples as f64;
     let is_right = (least - tolerance..most + tolerance).contains(&samples);
     ensure!(is_right, "{samples} samples of {least:.0} to {most:.0}\n{}", recorded.outcome.stderr);

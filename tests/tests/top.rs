@@ -123,7 +123,7 @@ fn obeys_its_keys() -> Result<()> {
     screen.press(&["p"])?;
     screen.wait_for(&["PAUSED"])?;
     // The terminal may still be drawing.
-    sleep(Duration::from_millis(300));
+    sleep(Duration::from_secs(1));
     let held = screen.text()?;
     // Three times as long as a picture stands otherwise.
     sleep(Duration::from_millis(600));

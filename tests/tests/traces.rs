@@ -1,6 +1,7 @@
 //! Functions that were inlined into traces, in every way that there is, are on the stack where they belong.
 
 use anyhow::{Context as _, Result, bail};
+use lj_trace_tests::chance::of_percent;
 use lj_trace_tests::inlined::{examples, is_certain, is_compiled, record};
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, TARANTOOL};
 use lj_trace_tests::shares::percent;
@@ -16,6 +17,11 @@ const COMPLETE: f64 = 99.5;
 /// (`docs/traces.md` tells what is not certain, and why).
 const CERTAIN: f64 = 45.0;
 
+/// What a share of so many samples is at least, by all chance, if it is this one.
+fn at_least(percent: f64, samples: u64) -> f64 {
+    percent - of_percent(percent, samples as f64)
+}
+
 fn check(program: &'static str) -> Result<()> {
     let Some((functions, recorded)) = record(program, TRACES, &[SECONDS], &["--rate", RATE, "--traces"])? else {
         return Ok(());
@@ -23,9 +29,9 @@ fn check(program: &'static str) -> Result<()> {
     let folded = &recorded.folded;
     let mut failures = Vec::new();
     for what in ["Lua complete", "native complete"] {
-        let share = recorded.share(what)?;
-        if share < COMPLETE {
-            failures.push(format!("{what}: {share}%, less than {COMPLETE}%"));
+        let (share, least) = (recorded.share(what)?, at_least(COMPLETE, folded.samples()));
+        if share < least {
+            failures.push(format!("{what}: {share}%, less than {least}%"));
         }
     }
     let in_traces = folded.samples_where(is_compiled);
@@ -33,7 +39,7 @@ fn check(program: &'static str) -> Result<()> {
     let certain = folded.samples_where(|stack| is_compiled(stack) && is_certain(stack));
     let share = percent(possible, in_traces);
     println!("{share:.2}% of {in_traces} stacks in traces are possible");
-    if in_traces < folded.samples() / 4 || share < COMPLETE {
+    if in_traces < folded.samples() / 4 || share < at_least(COMPLETE, in_traces) {
         let wrong = folded.stacks.iter().filter(|stack| is_compiled(stack) && !functions.are_possible(stack));
         failures.push(format!("{share:.2}% of {in_traces} stacks in traces are possible:{}", examples(wrong)));
     }

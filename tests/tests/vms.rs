@@ -4,15 +4,20 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::chance::of_count;
 use lj_trace_tests::folded::Folded;
+use lj_trace_tests::pauses::Pauses;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::tracer::{Tracer, exit_code, run};
+use lj_trace_tests::usage::stolen;
 use lj_trace_tests::workload::Workload;
 use serde_json::Value;
 
 /// Every thread runs in a VM of its own.
 const THREADS: &str = "threads.lua";
 const COUNT: usize = 3;
+/// Samples a second.
+const RATE: f64 = 499.0;
 
 /// Threads that are started and wait.
 fn start() -> Result<Workload> {
@@ -29,18 +34,32 @@ fn chunks<'a>(frames: impl Iterator<Item = &'a String>) -> BTreeSet<String> {
     frames.filter_map(chunk).filter(|number| number != "s").collect()
 }
 
-fn record(workload: &mut Workload, folder: &Path, more: &[&str]) -> Result<(Folded, String)> {
+/// What a recording came to.
+struct Recorded {
+    folded: Folded,
+    /// What lj-trace said.
+    said: String,
+    /// The CPU time of each thread, as the workload reports it.
+    report: Vec<String>,
+    /// How much of the CPUs was taken away meanwhile, in seconds.
+    gone: f64,
+}
+
+fn record(workload: &mut Workload, folder: &Path, more: &[&str]) -> Result<Recorded> {
     let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
     let (pid, stream, folded) = (workload.pid().to_string(), path("vms.bin"), path("vms.folded"));
-    let arguments = ["--pid", &pid, "--rate", "499", "--output", &stream, "--output", &folded];
+    let arguments = ["--pid", &pid, "--rate", &RATE.to_string(), "--output", &stream, "--output", &folded];
     let mut tracer = Tracer::start(arguments.iter().chain(more))?;
     tracer.wait_until_attached()?;
+    let (stolen_before, pauses) = (stolen()?, Pauses::watch());
     workload.go()?;
-    workload.report()?;
+    let report = workload.report()?;
+    let gone = pauses.end() + stolen()? - stolen_before;
     tracer.signal(libc::SIGINT)?;
     let outcome = tracer.wait()?;
     outcome.expect(0, &[]);
-    Ok((Folded::parse(&std::fs::read_to_string(&folded)?)?, outcome.stderr))
+    let folded = Folded::parse(&std::fs::read_to_string(&folded)?)?;
+    Ok(Recorded { folded, said: outcome.stderr, report, gone })
 }
 
 /// The VMs that `list` shows: their addresses, and the files that they execute.
@@ -59,7 +78,7 @@ fn listed(workload: &Workload) -> Result<Vec<(String, String)>> {
 fn each_is_a_root_and_has_a_stream() -> Result<()> {
     let mut workload = start()?;
     let folder = tempfile::tempdir()?;
-    let (folded, said) = record(&mut workload, folder.path(), &[])?;
+    let Recorded { folded, said, .. } = record(&mut workload, folder.path(), &[])?;
     let mut seen = BTreeSet::new();
     for number in 1..=COUNT + 1 {
         ensure!(said.contains(&format!("VM {number} at 0x")), "{said}");
@@ -86,12 +105,14 @@ fn one_can_be_picked() -> Result<()> {
     let vms = listed(&workload)?;
     let (address, _) = vms.iter().find(|(_, source)| source == "thread2.lua").with_context(|| format!("{vms:?}"))?;
     let folder = tempfile::tempdir()?;
-    let (folded, said) = record(&mut workload, folder.path(), &["--vm", address])?;
+    let Recorded { folded, said, report, gone } = record(&mut workload, folder.path(), &["--vm", address])?;
     ensure!(chunks(folded.stacks.iter().flat_map(|stack| &stack.frames)).into_iter().eq(["2"]), "{folded:#?}");
     ensure!(folded.stacks.iter().all(|stack| !stack.frames[0].starts_with("VM ")), "{folded:#?}");
-    // Half a second at 499 Hz, of this thread alone.
-    let samples = folded.samples();
-    ensure!((200..=300).contains(&samples), "{samples} samples: {said}");
+    // Half a second, of this thread alone: all three have three times as many.
+    let seconds: f64 = report.iter().find_map(|line| line.strip_prefix("thread 2 ")).context("no time")?.parse()?;
+    let (samples, expected) = (folded.samples() as f64, seconds * RATE);
+    let tolerance = of_count(expected) + gone * RATE;
+    ensure!((samples - expected).abs() <= tolerance, "{samples} samples of {expected} +-{tolerance}: {said}");
     ensure!(said.contains(&format!(" at {address}: ")), "{said}");
     ensure!(said.contains("(left out)"), "{said}");
     let mut files: Vec<String> = Vec::new();
@@ -109,7 +130,8 @@ fn memory_of_one_can_be_picked() -> Result<()> {
     let vms = listed(&workload)?;
     let (address, _) = vms.iter().find(|(_, source)| source == "thread3.lua").with_context(|| format!("{vms:?}"))?;
     let folder = tempfile::tempdir()?;
-    let (folded, said) = record(&mut workload, folder.path(), &["--mode", "memprof", "--no-limit", "--vm", address])?;
+    let Recorded { folded, said, .. } =
+        record(&mut workload, folder.path(), &["--mode", "memprof", "--no-limit", "--vm", address])?;
     // It makes boxed numbers of the FFI's; the main VM, which prints, is left out.
     ensure!(chunks(folded.stacks.iter().flat_map(|stack| &stack.frames)).into_iter().eq(["3"]), "{folded:#?}: {said}");
     ensure!(!folded.stacks.iter().flat_map(|stack| &stack.frames).any(|frame| frame.contains("threads.lua")), "{said}");

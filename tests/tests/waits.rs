@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::chance::ERRORS;
 use lj_trace_tests::nginx::Nginx;
 use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
 use lj_trace_tests::source::line_of;
@@ -45,7 +46,9 @@ fn times_are_those_that_coroutines_have_measured() -> Result<()> {
     let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
     let (text, truth) = recorded(&program, "waits.lua", &["300", "20", "1", "1", "4"], &[])?;
     compare("waits.lua", &text, &truth)?;
-    compare_lengths("waits.lua", &text, &truth, 0.4)
+    // A length is told of a hundred ends of waits (`lengths.rs`), with a standard error of a tenth: five of them, and that waits do
+    // not end at an even rate.
+    compare_lengths("waits.lua", &text, &truth, 0.6)
 }
 
 #[test]
@@ -166,12 +169,16 @@ fn told_of_requests(option: [&str; 2], clients: u64, seconds: u64) -> Result<Opt
 
 type ToldAndTrue = (HashMap<String, f64>, HashMap<String, (f64, u32)>);
 
-/// Checks the seconds of some requests against how long and how often they have waited.
-fn expect_about(told: f64, (time, count): (f64, u32), what: &str) -> Result<()> {
-    // Each wait is told with an error that is spread evenly over the time between two looks, on either side. Four
-    // deviations, and a look that comes late now and then.
-    let error = 4.0 * LOOKS * (f64::from(3 * count) / 6.0).sqrt() + 0.02 * time;
-    ensure!((told - time).abs() < error, "{what}: {told} s are told, {time} +-{error} in truth");
+/// Checks the seconds of requests to a location against how long and how often they have waited.
+fn expect_about(told: f64, (time, count): (f64, u32), location: &str) -> Result<()> {
+    // The end of a wait is told with a variance of a sixth of the time between two looks, squared, and so is the beginning. With
+    // light threads three waits begin at the same moment, two end together, and one ends alone: what is common to some is off by
+    // that many times as much.
+    let has_threads = LOCATIONS.iter().any(|[name, kind, _]| *name == location && *kind == "threads");
+    let ends = if has_threads { 3 * 3 + 2 * 2 + 1 } else { 1 + 1 };
+    // And a look that comes late now and then.
+    let error = ERRORS * LOOKS * (f64::from(ends * count) / 6.0).sqrt() + 0.02 * time;
+    ensure!((told - time).abs() < error, "{location}: {told} s are told, {time} +-{error} in truth");
     Ok(())
 }
 
@@ -230,11 +237,11 @@ fn it_goes_into_all_formats_and_pieces() -> Result<()> {
         .collect();
     let mut words: Vec<&str> = outputs.iter().map(String::as_str).collect();
     words.extend(["-d", "5s", "--interval", "200ms"]);
-    let tracer = start(workload.pid(), folder.path(), &words)?;
+    let mut tracer = start(workload.pid(), folder.path(), &words)?;
     workload.go()?;
     std::thread::sleep(Duration::from_secs(2));
     tracer.signal(libc::SIGUSR1)?;
-    std::thread::sleep(Duration::from_secs(1));
+    tracer.wait_until("SIGUSR1: wrote what there is so far: ")?;
     let interim = told(&text(folder.path())?)?;
     ensure!(!interim.is_empty(), "nothing was written on SIGUSR1");
     tracer.wait()?.expect(0, &[]);
@@ -256,6 +263,8 @@ fn it_goes_into_all_formats_and_pieces() -> Result<()> {
 /// Coroutines that come and go, with the collector at work: what is told stays right, and the end of the process ends it.
 #[test]
 fn coroutines_that_come_and_go_are_not_confused() -> Result<()> {
+    /// Those that come and go together.
+    const TOGETHER: f64 = 200.0;
     let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
     let folder = tempfile::tempdir()?;
     let mut workload = Workload::start(&program, "waits_churn.lua", &["12"])?;
@@ -275,8 +284,14 @@ fn coroutines_that_come_and_go_are_not_confused() -> Result<()> {
     };
     let (stay, expected) = mean("stay")?;
     ensure!((stay - expected).abs() <= 0.05 * expected, "{stay} instead of {expected} in {text}\n{}", outcome.stderr);
-    // Those that are over within the time that a look takes may be missing, but none counts that is over.
+    // Those that are over within the time that a look takes may be missing, but none counts that is over. All of them come and go
+    // together, so a look finds two hundred or none: there are as many independent samples as looks.
     let (pass, expected) = mean("pass")?;
-    ensure!(pass <= 1.1 * expected, "{pass} instead of {expected} in {text}\n{}", outcome.stderr);
+    let chance = ERRORS * (expected * (TOGETHER - expected).max(0.0) / (truth.whole / LOOKS)).sqrt();
+    ensure!(
+        pass <= 1.01 * (expected + chance).min(TOGETHER),
+        "{pass} instead of {expected} in {text}\n{}",
+        outcome.stderr
+    );
     Ok(())
 }

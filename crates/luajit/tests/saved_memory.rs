@@ -145,7 +145,8 @@ fn a_ring_of_objects_is_left() {
     let started = Instant::now();
     assert!(!heap::coroutines(&saved, &vm, LONG).complete);
     heap::prototypes(&saved, &vm);
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    // It would go on until its time is over.
+    assert!(started.elapsed() < LONG / 2, "{:?}", started.elapsed());
 }
 
 #[test]
@@ -272,7 +273,7 @@ fn damage(times: usize, seed: u64) {
             // Whether it is still a VM or not, read it as the VM that was known.
             drop(prove_still(&damaged, &damaged.maps, 1, damaged.place, damaged.cframe_size));
             see_with(&damaged, &damaged.maps, vm.clone());
-            assert!(started.elapsed() < Duration::from_secs(5), "{}: {:?}", build.name, started.elapsed());
+            assert!(started.elapsed() < LONG / 2, "{}: {:?}", build.name, started.elapsed());
             let mut namer = FunctionNamer::within(20_000);
             for address in heap::prototypes(&damaged, &vm).into_iter().take(20) {
                 let Ok(key) = Prototype::key_at(&damaged, &vm.layout, address) else { continue };

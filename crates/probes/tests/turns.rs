@@ -109,7 +109,8 @@ fn each_turn_is_measured_and_long_ones_are_told() {
     for (began, ended, wait) in &long {
         let turn = told.iter().find(|turn| turn.began <= *began && turn.ended >= *ended);
         let turn = turn.unwrap_or_else(|| panic!("{began} to {ended} is not in {told:?}"));
-        assert!(turn.length() - (ended - began) < 2 * MS, "{turn:?}: {began} to {ended}");
+        // Between the wait and the clock the thread may lose its CPU.
+        assert!(turn.length() - (ended - began) < 2 * MS + turn.preempted, "{turn:?}: {began} to {ended}");
         let blocked = turn.waited - turn.preempted;
         // On a busy machine, a thread that was woken may wait long for a CPU: that belongs to its wait.
         assert!(blocked + MS / 2 >= wait * MS, "{turn:?}: {wait} ms");

@@ -221,16 +221,18 @@ fn all_long_turns_of_generated_loops_are_told_and_no_others() {
         for turn in known.iter().filter(|turn| turn.least() >= OVER) {
             assert_eq!(told.iter().filter(|told| turn.is(told)).count(), 1, "off_cpu {off_cpu}: {turn:?} in {told:#?}");
         }
+        let mut unseen_sleeps = 0;
         for told in &told {
             let own: Vec<_> = known.iter().filter(|turn| turn.is(told)).collect();
             assert!(own.len() == 1 && own[0].most() >= OVER, "off_cpu {off_cpu}: {told:?} is {own:?}");
             assert!(told.length() >= OVER && told.waited + told.unseen <= told.length(), "{told:?}");
             assert!(told.preempted <= told.waited, "{told:?}");
             assert!(off_cpu || told.waited == 0, "{told:?}");
-            // Between the start of the timer and the context switch, the thread may lose its CPU to another virtual
-            // machine.
-            assert!(!off_cpu || told.waited + told.unseen >= own[0].slept / 2, "{told:?}: {own:?}");
+            unseen_sleeps += u32::from(off_cpu && told.waited + told.unseen < own[0].slept / 2);
         }
+        // Between the timer's start and the switch the thread may lose its CPU to another virtual machine, for so long that it sleeps no
+        // more: that is some microseconds of each of some hundred sleeps, so it happens to one of them, and not to two.
+        assert!(unseen_sleeps <= 1, "{unseen_sleeps} sleeps were not seen as waits: {told:#?}");
         let lengths = turns.lengths();
         let count = lengths.turns.iter().sum::<u64>();
         assert!(count >= known.len() as u64 && lengths.lost == 0, "{count} of {}", known.len());
