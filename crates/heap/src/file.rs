@@ -40,7 +40,7 @@ const MAX_PATHS: usize = (1 << 16) + 4096;
 
 /// The most bytes that all paths may take as text, in which each step repeats all steps before it, plus `PATH` bytes for
 /// each path and `HELD` bytes for each type that it holds.
-const MAX_WAYS: usize = 48 << 20;
+const MAX_PATH_BYTES: usize = 48 << 20;
 const PATH: usize = 64;
 const HELD: usize = 32;
 
@@ -202,7 +202,7 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
                 let before = path.parent.map_or(0, |parent| lengths[parent]);
                 let length = before.saturating_add(path.step.len() + 1);
                 words = words.saturating_add(length.saturating_add(PATH + HELD * path.held.len()));
-                if heap.paths.len() >= MAX_PATHS || path.held.len() > Kind::ALL.len() || words > MAX_WAYS {
+                if heap.paths.len() >= MAX_PATHS || path.held.len() > Kind::ALL.len() || words > MAX_PATH_BYTES {
                     return Err(malformed("more or longer paths than any heap has".to_owned()));
                 }
                 lengths.push(length);

@@ -103,11 +103,11 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         };
         // For each place, how many of the places before it must have machine code of their own: between places with equal
         // counts, all can be skipped.
-        let mut skippable = vec![0_usize; places + 1];
+        let mut required = vec![0_usize; places + 1];
         for place in 0..places {
-            skippable[place + 1] = skippable[place] + usize::from(kinds[place].0);
+            required[place + 1] = required[place] + usize::from(kinds[place].0);
         }
-        for (place, &needed) in skippable.iter().enumerate().take(places) {
+        for (place, &needed) in required.iter().enumerate().take(places) {
             if needed == 0 {
                 put(&mut forward, 0, place, false);
             }
@@ -121,19 +121,19 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
                         put(&mut forward, item, place, seen);
                     }
                 }
-                if !together[item - 1] && from.is_some_and(|from| skippable[place] == from) {
+                if !together[item - 1] && from.is_some_and(|from| required[place] == from) {
                     put(&mut forward, item, place, false);
                 }
                 let complete =
                     forward[cell(item - 1, place, true)] || !kinds[place].0 && forward[cell(item - 1, place, false)];
                 if complete {
-                    from = Some(skippable[place + 1]);
+                    from = Some(required[place + 1]);
                 }
             }
         }
         let mut backward = vec![false; items * places * 2];
         for place in 0..places {
-            if skippable[places] == skippable[place + 1] {
+            if required[places] == required[place + 1] {
                 for seen in [false, true] {
                     let is_complete = seen || !kinds[place].0;
                     backward[cell(items - 1, place, seen)] = is_complete && forward[cell(items - 1, place, seen)];
@@ -152,7 +152,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
                     let is_allowed = !(seen && next_own && kinds[place].1);
                     let stays = is_allowed && backward[cell(item + 1, place, seen || next_own)];
                     let goes_on =
-                        !together[item] && (seen || !kinds[place].0) && to.is_some_and(|to| skippable[place + 1] == to);
+                        !together[item] && (seen || !kinds[place].0) && to.is_some_and(|to| required[place + 1] == to);
                     backward[cell(item, place, seen)] = stays || goes_on;
                 }
                 let begins = [false, true].into_iter().any(|seen| {
@@ -160,7 +160,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
                     backward[cell(item + 1, place, seen)] && seen == own(item + 1, place)
                 });
                 if begins {
-                    to = Some(skippable[place]);
+                    to = Some(required[place]);
                 }
             }
         }
