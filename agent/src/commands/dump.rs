@@ -26,7 +26,7 @@ pub struct DumpArgs {
     #[arg(short, long)]
     pub locals: bool,
 
-    /// Stop the process while it is read, for this long at most: everything is as it was at one moment
+    /// Stop the process while it is read, for this long at most, so that everything is from one moment
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "10s", value_parser = parse_duration)]
     pub pause: Option<Duration>,
@@ -43,10 +43,10 @@ Examples:
   sudo lj-trace dump --pid 1234 --pause    everything as it was at one moment: it is stopped meanwhile
   sudo lj-trace dump --pid 1234 --json | jq '.vms[].coroutines[] | select(.status == \"suspended\").frames[0].function'
 
-A thread that waits is shown where it waits. One that runs is shown as a sample saw it, which takes what a recording takes
-(root, or CAP_BPF and CAP_PERFMON), for some milliseconds. What moved on while it was read is marked. With --pause, all
-threads are stopped by ptrace, and go on as soon as all is read, or the given time (10s) is over, or lj-trace ends for
-whatever reason. Variables (--locals) of a function that runs need --pause.";
+A waiting thread is shown where it waits, a running one where a sample found it. The sample takes some milliseconds, and
+needs the privileges of a recording (root, or CAP_BPF and CAP_PERFMON). Stacks that changed while they were read are
+marked. With --pause, ptrace stops all threads until everything is read, the time (10s) is over, or lj-trace ends for any
+reason. The variables (--locals) of a running function need --pause.";
 
 /// Runs the command.
 ///

@@ -76,8 +76,8 @@ Examples:
   sudo lj-trace heap --pid 1234 -o heap.svg               a flame graph of what holds how much
 
 Without --pause the process runs on while its heap is copied, and lj-trace reports how much changed meanwhile. With it,
-ptrace stops all threads until the heap is copied, the time (10s) is over, or lj-trace ends for whatever reason; the copy
-is analyzed after that. A copy beyond 32 MB lies in an unnamed file in $TMPDIR, beside the output, or in /var/tmp. Sizes
+ptrace stops all threads until the heap is copied, the time (10s) is over, or lj-trace ends for any reason; the copy is
+analyzed after that. A copy of more than 32 MB is in an unnamed file in $TMPDIR, beside the output, or in /var/tmp. Sizes
 are what the collector counts: they add up to gc.total, collectgarbage(\"count\").";
 
 /// Runs the command.

@@ -30,7 +30,7 @@ pub struct JitArgs {
     #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
     pub pid: u32,
 
-    /// Watch it for so long before: where its CPU time goes, and what is aborted meanwhile; Ctrl-C ends that early
+    /// Watch the process for this long first: where its CPU time goes, and what is aborted. Ctrl-C ends this early
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
 
@@ -43,11 +43,11 @@ pub struct JitArgs {
     #[arg(long, requires = "duration", conflicts_with = "rate")]
     pub no_samples: bool,
 
-    /// Show the lines of this Lua file in place of the report: its name as the report has it, or the end of its path
+    /// Show the lines of this Lua file instead of the report. Give its name as in the report, or the end of its path
     #[arg(short, long, value_name = "FILE")]
     pub annotate: Option<String>,
 
-    /// Read source code beneath this folder [default: where the process has it, as far as it may read it itself]
+    /// Read source code below this folder [default: where the process has it, if the process itself may read it]
     #[arg(long, value_name = "FOLDER", requires = "annotate")]
     pub source: Option<PathBuf>,
 
@@ -58,7 +58,7 @@ pub struct JitArgs {
     #[arg(short, long, value_name = "[FORMAT:]FILE")]
     pub output: Vec<JitOutput>,
 
-    /// Replace files that are there
+    /// Replace existing files
     #[arg(long, requires = "output")]
     pub force: bool,
 

@@ -19,8 +19,8 @@ Examples:
   sudo lj-trace list                                       every process with a LuaJIT VM, and what it does
   sudo lj-trace list --json | jq '.processes[].pid'        their process ids
 
-HEAP is the size of a VM's own objects, as collectgarbage(\"count\") tells it. RSS is all memory of its process: what
-LuaJIT's allocator keeps for later, what C code allocates, and what other VMs have, belongs to it too.";
+HEAP is the size of a VM's own objects, as collectgarbage(\"count\") returns it. RSS is all memory of the process:
+it includes free memory that LuaJIT's allocator keeps, memory of C code, and other VMs.";
 
 /// Runs the command.
 ///

@@ -56,7 +56,7 @@ pub struct TopArgs {
     #[arg(long, value_name = "ID", conflicts_with = "command")]
     container: Option<String>,
 
-    /// Look at the processes that this one has started and that have a VM, in its place: the workers of nginx's master
+    /// Look at the processes with a VM that this one has started instead: the workers of nginx's master
     #[arg(long, conflicts_with_all = ["vm", "command", "name", "unit", "container"])]
     children: bool,
 

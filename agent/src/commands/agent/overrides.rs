@@ -19,7 +19,7 @@ use crate::exit::CommandError;
 pub struct AgentArgs {
     /// The configuration [default: /etc/lj-trace/agent.toml, if it is there]
     ///
-    /// SIGHUP has it read again. What is said on the command line holds in its place.
+    /// SIGHUP reads it again. Options on the command line override it.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
@@ -39,7 +39,7 @@ pub struct AgentArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub interval: Option<Duration>,
 
-    /// Record allocations too, for so much of each process's CPU time: 1%
+    /// Record allocations too, at a cost of at most this share of each process's CPU time: 1%
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub memory: Option<f64>,
 
