@@ -19,20 +19,21 @@ const MODES: [&str; 3] = ["sysprof", "memprof", "overhead"];
 /// The text above the table.
 const HEAD: &str = "# Which LuaJITs are tested
 
-Written by `cargo xtask matrix` from the results of the tests in `tests/tests/matrix.rs`; never by hand. Each cell is \
-one test of one mode of lj-trace on a real process, which is held against what the workload in it measured of itself:
+`cargo xtask matrix` writes this page from the results of the tests in `tests/tests/matrix.rs`; do not edit it by hand. \
+Each cell is one test of one mode of lj-trace on a real process. The results of lj-trace are compared with what the \
+workload in the process measured about itself:
 
 - *CPU profile*: the share of each of the functions of `tests/lua/truth.lua`, in 3 seconds of CPU time at 999 Hz. A \
-share may be off by 0.3 percentage points and four standard deviations of what is estimated from so many samples. At \
-least 99.5 % of the Lua stacks and 99 % of the native stacks must be complete.
+share may be off by 0.3 percentage points plus four standard deviations of a share estimated from that number of \
+samples. At least 99.5 % of the Lua stacks and 99 % of the native stacks must be complete.
 - *Memory profile*: every event of every line and C function of `tests/lua/memory.lua`, with its sizes; the heap must \
 balance to the byte.
 - *At 5 %*: `--overhead 5%` for 3 seconds of `tests/lua/bounded.lua`: the share of each line, within three percentage \
-points and twice the error that is stated; and the total, within 15 %. `cargo xtask bench bounded` measures better.
-- *A VM for each of 4 threads*: every thread's samples are those of its own CPU time (four standard deviations), its \
-tables are all there, both below the root and in the stream of its own VM and nowhere else.
+points plus twice the stated error; and the total, within 15 %. `cargo xtask bench bounded` measures more exactly.
+- *A VM for each of 4 threads*: the samples of every thread match its own CPU time (within four standard deviations). \
+All its tables are recorded, both below the root and in the stream of its own VM, and nowhere else.
 
-`cargo xtask test` runs the cells that are marked with an asterisk.
+`cargo xtask test` runs only the cells with an asterisk.
 
 ";
 
