@@ -190,7 +190,7 @@ fn share_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f6
     amount(deserializer, |text| if text == OFF { Ok(None) } else { parse_share(text).map(Some) })
 }
 
-/// A share of one CPU; it may exceed 100%.
+/// A share of one CPU, at most 100%.
 fn cpu_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     amount(deserializer, |text| parse_share(text).map_err(|_| "expected a share of one CPU such as 5%".to_owned()))
 }
