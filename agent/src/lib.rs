@@ -1,6 +1,6 @@
 //! The command line of lj-trace. It builds on these crates; each of them uses only crates below it:
 //!
-//! - [`lj_trace_engine`]: recordings
+//! - the engine, [`lj_trace_engine`], which records
 //! - [`lj_trace_heap`]: snapshots of a Lua heap
 //! - [`lj_trace_probes`]: the BPF programs
 //! - [`lj_trace_streams`], [`lj_trace_profile`]: the files that it writes
