@@ -295,7 +295,8 @@ mod tests {
     fn what_is_always_on_is_part_of_what_it_may_lose() {
         for beside in [0.005, 0.01, 0.02] {
             let (windows, lost, _) = run_beside(0.05, beside, 60.0, 1e-6, |_| 5e6);
-            assert!((0.03..0.05).contains(&lost), "{beside}: {lost}");
+            // Not far below what is planned for, and never beyond the budget.
+            assert!((0.05 * (PLANNED - 0.05)..0.05).contains(&lost), "{beside}: {lost}");
             assert!(windows.len() > 100, "{beside}: {}", windows.len());
         }
         // If that alone exceeds the budget, there are still windows, though few.
