@@ -27,6 +27,7 @@
 //! | `code_address` | a return address without what may sign it |
 //! | `return_address_below` | where a C function returns to that the interpreter has called |
 //! | `trace_return_slot` | where a C function's return address lies that a trace has called |
+//! | `resume_return_slot` | where a C frame has the address that the call returns to by which a coroutine was resumed |
 //! | `exit_stubs` | where the exit stubs of a trace are |
 //!
 //! `docs/architectures.md` has the way from here to a processor that is supported.
@@ -48,5 +49,5 @@ compile_error!(
     "lj-trace does not support this processor yet. common/src/arch has to supply for it: REGISTERS, Register (ALL, \
      is_callee_saved), reg (PC, SP, FP, LINK, BASE, BYTECODE_PC, GLOBAL_STATE, KEPT_BASE, CONTINUED, ARGUMENTS, EXIT_NUMBER, \
      HANDLER_DATA), ADDRESS_END, BREAKPOINT, C_FRAME_WORDS, CFRAME_L, CFRAME_L_VARIES, STATE_NAMES_TRACE, return_address_below, \
-     trace_return_slot, exit_stubs, SIGNS_RETURNS, code_address. See docs/architectures.md"
+     trace_return_slot, resume_return_slot, exit_stubs, SIGNS_RETURNS, code_address. See docs/architectures.md"
 );

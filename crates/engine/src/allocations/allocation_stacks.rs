@@ -38,7 +38,8 @@ impl AllocationStacks {
     /// Adds the stack of an allocation of `size` bytes, which stands for the others in between.
     pub fn add(&mut self, stack: &Resolved, size: u64) {
         let weights = [self.every, size.saturating_mul(self.every)];
-        self.profile.add_sample(info(stack, weights), rooted(stack, stack.vm.map(Named::vm)));
+        // A group takes the place of the VM.
+        self.profile.add_sample(info(stack, weights), rooted(stack, stack.vm.filter(|_| stack.request.group.is_none()).map(Named::vm)));
         self.profile.keep_within(STACKS);
     }
 
