@@ -110,7 +110,7 @@ fn find(
     let gc64 = layout.is_gc64();
     let Some(word) = embedder_word(layout).filter(|_| thread != 0) else { return Err(NotRunning) };
     // As far as the word.
-    head.read::<13, 8>(memory, gc64, thread)?;
+    head.read::<13, 9>(memory, gc64, thread)?;
     if head.reference(gc64, layout.l_glref)? != vm.global || head.u8(gct_offset(gc64) as u16)? != gct::THREAD {
         return Err(NotRunning);
     }

@@ -39,7 +39,10 @@ impl AllocationStacks {
     pub fn add(&mut self, stack: &Resolved, size: u64) {
         let weights = [self.every, size.saturating_mul(self.every)];
         // A group takes the place of the VM.
-        self.profile.add_sample(info(stack, weights), rooted(stack, stack.vm.filter(|_| stack.request.group.is_none()).map(Named::vm)));
+        self.profile.add_sample(
+            info(stack, weights),
+            rooted(stack, stack.vm.filter(|_| stack.request.group.is_none()).map(Named::vm)),
+        );
         self.profile.keep_within(STACKS);
     }
 

@@ -109,8 +109,12 @@ impl AllocationRequestSummary {
         let servers: BTreeSet<_> = locations.keys().flatten().map(|(_, server)| *server).collect();
         let mut rows: Vec<_> = locations.iter().collect();
         rows.sort_by(|(a_key, a), (b_key, b)| b.sums.bytes.cmp(&a.sums.bytes).then_with(|| a_key.cmp(b_key)));
-        let columns =
-            [Column::right("allocated", 11), Column::right("share", 7), Column::right("times", 10), Column::left("phases", 30)];
+        let columns = [
+            Column::right("allocated", 11),
+            Column::right("share", 7),
+            Column::right("times", 10),
+            Column::left("phases", 30),
+        ];
         let mut table = Table::new(columns).gap(2).end("location of the request", Fit::Label(LEAST_NAME), room);
         for (key, location) in rows.iter().take(TOP) {
             let mut phases: Vec<_> = location.phases.iter().collect();

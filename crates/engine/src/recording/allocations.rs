@@ -22,8 +22,8 @@ use super::lifetimes;
 use super::unknown_vms::{UnknownVmSampler, UnknownVms};
 use super::windows::WindowRecording;
 use crate::allocations::{
-    AllocationRequests, CSymbols, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary,
-    NameRoom,
+    AllocationRequests, CSymbols, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs,
+    MemorySummary, NameRoom,
 };
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
@@ -55,8 +55,7 @@ const STREAM_OF_REQUESTS: &str = "a stream of a memory profile (.bin) has no lab
                                   name another output, such as --output cart.svg";
 
 /// Why an estimate cannot be of requests.
-const ESTIMATE_OF_REQUESTS: &str =
-    "--overhead estimates a memory profile as a whole, and not by request: leave out --group-by and --only, or --overhead";
+const ESTIMATE_OF_REQUESTS: &str = "--overhead estimates a memory profile as a whole, and not by request: leave out --group-by and --only, or --overhead";
 
 /// Where the events of a memory profile go, before there are any.
 pub struct MemoryPreparation {
@@ -283,8 +282,7 @@ impl MemoryRecording {
         self.events.iter_mut().flatten().try_for_each(|events| events.begin_batch(&mut self.outputs))?;
         let mut taken = 0;
         while taken < BATCH {
-            let Self { probes, events, layout_decision, c_symbols, requests, outputs, only, orphan_events, .. } =
-                self;
+            let Self { probes, events, layout_decision, c_symbols, requests, outputs, only, orphan_events, .. } = self;
             let mut outcome = Ok(());
             let mut decided = None;
             let (mut of_new_vm, mut closed) = (None, None);

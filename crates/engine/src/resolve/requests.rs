@@ -10,8 +10,8 @@ use lj_trace_probes::sample::Sample;
 use lj_trace_process::ProcessMemory;
 use lj_trace_profile::Frame;
 use lj_trace_profile::model::{RequestKey, RequestLabels};
-use lj_trace_text::counted;
 use lj_trace_requests::{Circumstances, RequestOutcome, Requests, ServedRequest};
+use lj_trace_text::counted;
 
 use super::naming::Namer;
 

@@ -11,10 +11,10 @@ use std::io;
 use std::ops::AddAssign;
 
 use growth::Growth;
-pub use request::EventRequest;
 use lj_trace_streams::hash::{AddrMap, HeapMap};
 use lj_trace_streams::memprof::{Event, Source};
 use lj_trace_text::{Room, bytes};
+pub use request::EventRequest;
 use sources::Sources;
 pub use stored::{GrowthStep, StoredMemory};
 
