@@ -53,11 +53,15 @@ fn check(seed: u64, label: &str, seconds: u64) -> Result<Option<[u64; 2]>> {
     ensure!(right > unknown && labels.len() > 3, "seed {seed}: {}\n{}", outcome.stderr, nginx.log());
     ensure!(!outcome.stderr.contains("LOST") && !outcome.stderr.contains("NOT ACCOUNTED"), "{}", outcome.stderr);
     let recorded = site.recorded(&folded);
+    let (mut all, mut known) = (0, 0);
     for (line, allocated) in after {
         let made = allocated - before[&line];
         let told = recorded.get(&line).copied().unwrap_or(0);
-        ensure!(told == made, "seed {seed}: line {line} has allocated {made} bytes, and {told} are told");
+        // Of traces that were gone before their start could be read, no line is told.
+        ensure!(told <= made, "seed {seed}: line {line} has allocated {made} bytes, and {told} are told");
+        (all, known) = (all + made, known + told);
     }
+    ensure!(known * 20 > all * 19, "seed {seed}: {known} of {all} bytes are told\n{}", outcome.stderr);
     Ok(Some([right, unknown]))
 }
 

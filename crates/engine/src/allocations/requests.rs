@@ -64,7 +64,8 @@ impl AllocationRequests {
             memory: process.memory(),
             requests: Requests::default(),
             resumer: Vec::new(),
-            is_off: options.testing.no_requests || options.overhead.is_some(),
+            // To look for them at each call costs a program half as much again.
+            is_off: options.testing.no_requests || options.overhead.is_some() || !options.wants_requests(),
             group_by: options.group_by,
             only: options.only_requests.clone(),
             known: Vec::new(),
