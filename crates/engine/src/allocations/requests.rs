@@ -176,7 +176,7 @@ impl AllocationRequests {
             ..RequestTally::default()
         };
         let mut of_labels = Vec::new();
-        for KnownRequest { outcome, request, sums } in &self.known {
+        for KnownRequest { outcome, request, sums } in self.known.iter().filter(|known| known.sums.events > 0) {
             match outcome {
                 RequestOutcome::NotLooked => {}
                 RequestOutcome::NoRequest => tally.without += sums.events,
