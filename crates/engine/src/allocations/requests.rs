@@ -119,6 +119,8 @@ impl AllocationRequests {
         } else {
             RequestOutcome::Not(Unlabelled::OtherResumer)
         };
+        // Nobody but nginx has the main coroutine serve one request after the other.
+        let is_on_main_thread = is_on_main_thread && !self.resumer.is_empty();
         Serving { index: self.index_of(outcome), is_on_main_thread }
     }
 
