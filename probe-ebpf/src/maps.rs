@@ -7,6 +7,7 @@ use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, Queu
 use lj_trace_common::allocation::PendingAllocation;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownPrototype};
 use lj_trace_common::allocation::on_trace::RememberedTrace;
+use lj_trace_common::allocation::serving::ServingRoom;
 use lj_trace_common::allocation::tally::VmTally;
 use lj_trace_common::config::{
     COUNTERS, Config, MAX_PROCESSES, MAX_SAMPLERS, MAX_VMS, PENDING_PLACES, PidNamespace, VM_ENTRIES, VmKey,
@@ -126,6 +127,10 @@ pub static PROTOTYPES: Array<KnownPrototype> = Array::with_max_entries(KNOWN_OBJ
 /// The same for the VMs' traces.
 #[map]
 pub static KNOWN_TRACES: Array<RememberedTrace> = Array::with_max_entries(KNOWN_OBJECTS, 0);
+
+/// Which request each VM was last seen to allocate for.
+#[map]
+pub static SERVING: Array<ServingRoom> = Array::with_max_entries(MAX_VMS, 0);
 
 /// How many allocations are left until the next one whose stack is sampled.
 #[map]

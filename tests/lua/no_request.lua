@@ -1,4 +1,4 @@
--- Computes, with something in the word that coroutines have for their embedder which is no request of nginx.
+-- Computes and allocates, with something in the word that coroutines have for their embedder which is no request of nginx.
 local ffi = require "ffi"
 local exdata = require "thread.exdata"
 
@@ -38,8 +38,9 @@ local function burn()
     for i = 1, 1000000 do
         x = x + i % 7
     end
-    return x
+    return { x }
 end
+local last
 while true do
-    burn()
+    last = burn()
 end

@@ -65,6 +65,7 @@ mod oracle;
 mod overhead;
 mod privileges;
 mod renumbered;
+mod request_allocations;
 mod request_labels;
 mod reuse;
 mod roomy;

@@ -207,9 +207,6 @@ fn who_asks_for_requests_where_there_are_none_is_told() -> Result<()> {
     let tracer = start(workload.pid(), folder.path(), &["--group-by", "location", "-d", "1s"])?;
     workload.go()?;
     tracer.wait()?.expect(0, &["it is not OpenResty's"]);
-    let pid = workload.pid().to_string();
-    let outcome = run(["--pid", &pid, "--mode", "memprof", "--only", "location=/a"])?;
-    outcome.expect(exit_code::USAGE, &["--group-by and --only are for stacks of CPU time"]);
     Ok(())
 }
 

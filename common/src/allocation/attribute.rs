@@ -51,6 +51,12 @@ impl AttributionRoom {
     pub fn note_thread(&mut self, thread: u64) {
         self.thread = thread;
     }
+
+    /// The coroutine that allocates, once [`attribute`] has looked; 0 if it is not known.
+    #[inline(always)]
+    pub const fn thread(&self) -> u64 {
+        self.thread
+    }
 }
 
 /// Reads what is needed of the `global_State`: the raw `vmstate`, and the coroutine that allocates if the

@@ -4,6 +4,7 @@ mod attribute;
 pub mod event;
 pub mod known;
 pub mod on_trace;
+pub mod serving;
 pub mod tally;
 
 pub(crate) use attribute::caller;

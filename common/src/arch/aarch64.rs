@@ -141,6 +141,13 @@ pub const fn trace_return_slot(_cframe: u64, _spadjust: u32) -> u64 {
 /// How many bytes of the exit stubs of a trace are read: one instruction for each exit, after six others.
 const EXIT_STUBS: u64 = 4096;
 
+/// Which bytes of a C frame of this size have the address that the call returns to by which the coroutine was resumed: builds
+/// differ in that, so it is not known.
+#[inline(always)]
+pub const fn resume_return_slot(_cframe_size: u16) -> Option<u16> {
+    None
+}
+
 /// The exit stubs of a trace, as address and size: they follow right after its `code`, which is also given as address and size.
 #[inline(always)]
 pub const fn exit_stubs(_area: (u64, u64), (code, size): (u64, u64)) -> (u64, u64) {

@@ -132,6 +132,13 @@ pub const fn trace_return_slot(cframe: u64, spadjust: u32) -> u64 {
     cframe.wrapping_sub(RETURN_SLOT + spadjust as u64)
 }
 
+/// Which bytes of a C frame of this size have the address that the call returns to by which the coroutine was resumed: `vm_resume`
+/// pushes what it saves right below that.
+#[inline(always)]
+pub const fn resume_return_slot(cframe_size: u16) -> Option<u16> {
+    cframe_size.checked_sub(8)
+}
+
 /// The exit stubs of a trace, as address and size. `area` is the newest area of machine code, `code` the trace's own
 /// machine code, both also as address and size.
 #[inline(always)]

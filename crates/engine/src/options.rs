@@ -259,7 +259,9 @@ impl Options {
                 // Several processes share one flame graph of CPU time.
                 let has_picture = !kind.is_time() || !self.is_of_several();
                 let picture = has_picture.then(|| default.picture(self.pid, kind));
-                let stream = kind.has_stream().then(|| default.path(self.pid, kind));
+                // One of allocations has no labels to choose by.
+                let has_stream = kind.has_stream() && (kind.is_time() || self.only_requests.is_empty());
+                let stream = has_stream.then(|| default.path(self.pid, kind));
                 OutputFiles { streams: stream.into_iter().collect(), reports: picture.into_iter().collect() }
             }
             None => named.clone(),

@@ -8,6 +8,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use lj_trace_common::allocation::event::{PROTOTYPE_SEEN, TRACE_SEEN};
+use lj_trace_common::allocation::serving::{REQUEST_SEEN, RequestSeen};
 use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen, TraceSeen};
 use lj_trace_common::arch::reg;
 use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, SHARED_USER_DATA, UNKNOWN_USER_DATA};
@@ -73,6 +74,8 @@ pub enum AllocationRecord {
     Prototype(PrototypeSeen),
     /// Says which trace later events refer to.
     Trace(TraceSeen),
+    /// Which request they are for.
+    Request(RequestSeen),
 }
 
 impl AllocationRecord {
@@ -82,6 +85,7 @@ impl AllocationRecord {
         match bytes.first() {
             Some(&PROTOTYPE_SEEN) => plain(bytes).map(Self::Prototype),
             Some(&TRACE_SEEN) => plain(bytes).map(Self::Trace),
+            Some(&REQUEST_SEEN) => plain(bytes).map(Self::Request),
             _ => plain(bytes).map(Self::Event),
         }
     }
@@ -93,6 +97,7 @@ impl AllocationRecord {
             Self::Event(event) => event.vm.into(),
             Self::Prototype(seen) => seen.vm.into(),
             Self::Trace(seen) => seen.vm.into(),
+            Self::Request(seen) => seen.vm.into(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::ServedRequest;
 
 /// The result for one sample.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RequestOutcome {
     /// The sample hit no coroutine that could have a request.
     NotLooked,
@@ -22,6 +22,8 @@ pub enum RequestOutcome {
 pub enum Unlabelled {
     /// Coroutines of several requests resume each other.
     OtherCoroutine,
+    /// It is not lua-nginx-module that has resumed the coroutine, or that cannot be told.
+    OtherResumer,
     /// The memory of the coroutine or its request cannot be read.
     Unreadable,
     /// The coroutine's word points to memory that does not begin as a request of nginx does.
@@ -44,6 +46,7 @@ impl fmt::Display for Unlabelled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::OtherCoroutine => "a coroutine of one request runs one of another",
+            Self::OtherResumer => "other code than nginx's has resumed the coroutine",
             Self::Unreadable => "the request could not be read",
             Self::NoSignature => "the coroutine's word for its embedder points to no request of nginx",
             Self::NoLua => "the VM loads code, or works for itself",

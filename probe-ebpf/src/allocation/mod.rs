@@ -6,6 +6,7 @@ mod caller;
 mod creation;
 mod objects;
 pub mod send;
+mod serving;
 
 use core::ffi::c_void;
 
@@ -32,6 +33,7 @@ use arguments::{arguments, return_slot};
 use caller::{calling_thread, calling_vm};
 use objects::ObjectsOf;
 use send::{send, tally_of};
+use serving::tell_serving;
 
 /// A call of the allocator.
 #[uprobe(multi)]
@@ -147,16 +149,31 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: 
         }
         let mut objects = ObjectsOf { vm, window: window.wrapping_add(tally.generation) };
         attribute(&UserMemory, config, &mut objects, &mut pending.room, event);
+        // An event never comes without its request: it would be taken for one of the request before.
+        let is_told = settings.requests.is_wanted == 0
+            || tell_serving(vm, pending.room.thread(), arch::stack_pointer(arguments::registers(context))) != 0;
         if kind == AllocationKind::Free {
             if pointer != 0 {
                 objects.forget(pointer);
-                send(event);
+                if is_told {
+                    send(event);
+                } else {
+                    tally.ring_full += 1;
+                }
                 if pointer == creation::first_block(config) {
                     creation::close(config, ud);
                 }
             } else {
                 tally.nothing_freed += 1;
             }
+            return false;
+        }
+        if !is_told {
+            // One that may make a VM is not counted yet.
+            if core::mem::replace(&mut pending.creation, Creation::No as u32) != Creation::No as u32 {
+                tally.calls += 1;
+            }
+            tally.ring_full += 1;
             return false;
         }
     }

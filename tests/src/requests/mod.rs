@@ -146,7 +146,8 @@ impl Site {
             }
         }
         writeln!(text, "server {{ listen {listen}; server_name requests.test;\n{server}{gates}")?;
-        text.push_str("location = /backend { content_by_lua_block { ngx.say('b') } } }\n");
+        text.push_str("location = /backend { content_by_lua_block { ngx.say('b') } }\n");
+        text.push_str("location = /bytes { content_by_lua_block { ngx.print(table.concat(F.bytes, ' ')) } } }\n");
         Ok((text, site))
     }
 
@@ -251,6 +252,27 @@ impl Site {
         Ok(checked)
     }
 
+    /// How many bytes the functions in each line have allocated so far, by what they say themselves.
+    ///
+    /// # Errors
+    /// If nginx does not answer.
+    pub fn allocated(&self, nginx: &Nginx) -> Result<BTreeMap<u32, u64>> {
+        let told = nginx.request("/bytes")?;
+        let bytes = told.split_whitespace().map(|bytes| Ok(bytes.parse::<f64>()? as u64));
+        self.lines.keys().copied().zip(bytes).map(|(line, bytes): (_, Result<u64>)| Ok((line, bytes?))).collect()
+    }
+
+    /// How much stacks say that the function in each line has allocated, whatever they are grouped by.
+    pub fn recorded(&self, folded: &Folded) -> BTreeMap<u32, u64> {
+        let mut recorded = BTreeMap::new();
+        for stack in &folded.stacks {
+            if let Some(line) = self.line(stack) {
+                *recorded.entry(line).or_default() += stack.samples;
+            }
+        }
+        recorded
+    }
+
     /// The locations and phases whose functions are on the stacks.
     pub fn seen(&self, folded: &Folded) -> BTreeSet<(String, &'static str)> {
         let of = |(number, phase): (usize, _)| (self.locations[number].written(), phase);
@@ -259,10 +281,16 @@ impl Site {
 
     /// Which location's function is the innermost of a stack, and its phase.
     fn truth(&self, stack: &Stack) -> Option<(usize, &'static str)> {
+        self.lines.get(&self.line(stack)?).copied()
+    }
+
+    /// The line of the function that is the innermost of a stack.
+    fn line(&self, stack: &Stack) -> Option<u32> {
         let mark = format!("{}:", self.folder.join(FUNCTIONS).display());
         stack.frames.iter().rev().find_map(|frame| {
             let (_, line) = frame.split_once(&mark)?;
-            self.lines.get(&line.trim_end_matches("_[j]").parse::<u32>().ok()?).copied()
+            let line = line.trim_end_matches("_[j]").parse::<u32>().ok()?;
+            self.lines.contains_key(&line).then_some(line)
         })
     }
 
@@ -272,17 +300,45 @@ impl Site {
     }
 }
 
+/// The most elements that a table has which they make.
+const MOST_ELEMENTS: usize = 8;
+
+/// Puts in place of each function that makes a table how many bytes that takes, by LuaJIT's own count.
+const MEASURES: &str = "
+jit.off() collectgarbage('stop')
+for elements, make in ipairs(S) do
+    make()
+    local before = collectgarbage('count')
+    for i = 1, 128 do make() end
+    S[elements] = (collectgarbage('count') - before) * 1024 / 128
+end
+collectgarbage('restart') jit.on()
+";
+
 /// The functions of so many locations, one a line, and what the lines are.
 fn functions(random: &mut Rng, locations: usize) -> (String, BTreeMap<u32, (usize, &'static str)>) {
-    let mut script = "local F = {}\n".to_owned();
+    let mut script =
+        format!("local F, B, S = {{}}, {{ {} }}, {{}} F.bytes = B\n", vec!["0"; locations * PHASES.len()].join(", "));
+    for elements in 1..=MOST_ELEMENTS {
+        writeln!(script, "S[{elements}] = function() F.last = {{ {} }} end", vec!["1"; elements].join(", "))
+            .unwrap_or(());
+    }
+    script += MEASURES;
     let mut lines = BTreeMap::new();
     for number in 0..locations {
         for phase in PHASES {
             lines.insert(script.lines().count() as u32 + 1, (number, phase));
             let turns = random.u32(20_000..200_000);
+            // It says how much it allocates.
+            let (tables, elements) = (random.u32(1..40), random.usize(1..=MOST_ELEMENTS));
+            let index = lines.len();
+            let allocates = format!(
+                "B[{index}] = B[{index}] + {tables} * S[{elements}] for i = 1, {tables} do F.last = {{ {} }} end",
+                vec!["1"; elements].join(", ")
+            );
             // Some are not compiled.
             let off = if random.u32(..3) == 0 { format!(" jit.off(F.f{number}_{phase})") } else { String::new() };
-            let body = format!("local x = 0 for i = 1, {turns} do x = x + i % {} end return x", number + 2);
+            let body = format!("{allocates} local x = 0 for i = 1, {turns} do x = x + i % {} end return x", number + 2);
             script += &format!("F.f{number}_{phase} = function() {body} end{off}\n");
         }
     }

@@ -149,8 +149,7 @@ pub struct RecordArgs {
     #[arg(long)]
     pub traces: bool,
 
-    /// CPU profile, time off the CPU, waits: put each stack under the location, phase or server of the request that its coroutine
-    /// serves
+    /// Put each stack under the location, phase or server of the request that its coroutine serves
     ///
     /// For OpenResty, and nginx with Lua. What is known of requests is proven in the memory of the program; the rest is under
     /// `[request not known]`, and what serves none under `[no request]`.
@@ -161,7 +160,7 @@ pub struct RecordArgs {
     /// several times
     ///
     /// Locations read as in nginx's configuration: `/cart`, `= /`, `~ \.php$`, `^~ /img/`, `@fallback`. Streams (.bin) have no
-    /// labels: they hold what is kept.
+    /// labels: those of a CPU profile hold what is kept, and a memory profile needs another output.
     #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_label)]
     pub only: Vec<(RequestKey, String)>,
 
@@ -400,7 +399,6 @@ impl RecordArgs {
     pub(in crate::commands) fn options(&self) -> Result<Options, CommandError> {
         self.check_files()?;
         self.check_memory_options()?;
-        self.check_requests()?;
         self.check_standard_output()?;
         self.check_terminal(std::io::stdout().is_terminal())?;
         self.check_program()?;
@@ -535,21 +533,6 @@ impl RecordArgs {
             }
             None => Ok(()),
         }
-    }
-
-    /// Refuses options for requests in modes that do not look for them.
-    ///
-    /// # Errors
-    /// A usage error.
-    fn check_requests(&self) -> Result<(), CommandError> {
-        let is_asked = self.group_by.is_some() || !self.only.is_empty();
-        if self.mode == Mode::Memprof && is_asked {
-            return Err(CommandError::usage(
-                "--group-by and --only are for stacks of CPU time, of time off the CPU and of waits: a memory profile knows no \
-                 requests. Leave them out, or --mode memprof",
-            ));
-        }
-        Ok(())
     }
 
     /// Refuses options that do not work with a program that lj-trace starts.

@@ -38,7 +38,11 @@ impl AllocationStacks {
     /// Adds the stack of an allocation of `size` bytes. It also represents the allocations between two recorded ones.
     pub fn add(&mut self, stack: &Resolved, size: u64) {
         let weights = [self.every, size.saturating_mul(self.every)];
-        self.profile.add_sample(info(stack, weights), rooted(stack, stack.vm.map(Named::vm)));
+        // A group takes the place of the VM.
+        self.profile.add_sample(
+            info(stack, weights),
+            rooted(stack, stack.vm.filter(|_| stack.request.group.is_none()).map(Named::vm)),
+        );
         self.profile.keep_within(STACKS);
     }
 

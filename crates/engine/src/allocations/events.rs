@@ -28,6 +28,7 @@ use super::c_symbols::{CSymbols, symbols};
 use super::definitions::{Definitions, FoundName};
 use super::first_symbols::{FirstSymbols, SYMBOLS_AS_EVENTS};
 use super::outputs::MemoryOutputs;
+use super::requests::{AllocationRequests, Serving};
 use super::room::{ENTRY, NameRoom};
 use super::stream_traces::{Start, StreamTraces};
 use super::trace_lines::{TraceLine, TraceLines};
@@ -66,6 +67,8 @@ pub struct MemoryEvents {
     trace_lines: TraceLines,
     /// What each trace has allocated, if that is counted.
     by_trace: Option<TraceTable>,
+    /// What it allocates for.
+    serving: Serving,
     tally: MemoryTally,
 }
 
@@ -188,6 +191,7 @@ impl MemoryEvents {
             traces: StreamTraces::default(),
             trace_lines: TraceLines::default(),
             by_trace: None,
+            serving: Serving::default(),
             tally: MemoryTally::default(),
         }
     }
@@ -341,9 +345,11 @@ impl MemoryEvents {
         &mut self,
         event: &AllocationEvent,
         c_symbols: &mut CSymbols,
+        requests: &mut AllocationRequests,
         out: &mut MemoryOutputs,
     ) -> Result<(), EngineError> {
         out.enter_window(event.window);
+        let raw = event;
         let source = self.source(event, c_symbols, out)?;
         let place = is_on_trace(event).then(|| TracePlace::of(event));
         let call = self.call_of_c(event, source);
@@ -375,10 +381,20 @@ impl MemoryEvents {
             self.count_for_trace(place, *size);
         }
         let shown = self.line_on_trace(place, out).or_else(|| self.caller_of_c(call?, out));
+        let made = match &event {
+            Event::Alloc { size, .. } | Event::Realloc { size, .. } => Some(*size),
+            Event::Free { .. } | Event::Symbol(_) => None,
+        };
+        let request = requests.of_event(self.serving, raw, made);
         match shown {
-            Some(line) => out.event_shown(self.number, &event, &event.clone().caused_by(line)),
-            None => out.event(self.number, &event),
+            Some(line) => out.event_shown(self.number, &event, &event.clone().caused_by(line), Some(request)),
+            None => out.event_shown(self.number, &event, &event, Some(request)),
         }
+    }
+
+    /// Notes which request it allocates for from now on.
+    pub fn serve(&mut self, serving: Serving) {
+        self.serving = serving;
     }
 
     /// Counts the bytes that each trace allocates, from now on.

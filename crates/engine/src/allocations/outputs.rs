@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use lj_trace_profile::estimated::sample_mark;
+use lj_trace_profile::memory::EventRequest;
 use lj_trace_profile::memory::text::sentences;
 use lj_trace_profile::{MemoryProfile, Profile, ProfileKind, Weight};
 use lj_trace_streams::memprof::{Event, MemprofWriter, Source};
@@ -183,7 +184,7 @@ impl MemoryOutputs {
             let all = mark.into_iter().chain(own.iter().cloned()).chain(files.iter().flat_map(symbols));
             stream.start(all)?;
         }
-        own.iter().for_each(|symbol| self.report(vm, &Event::Symbol(symbol.clone())));
+        own.iter().for_each(|symbol| self.report(vm, &Event::Symbol(symbol.clone()), None));
         Ok(())
     }
 
@@ -220,14 +221,14 @@ impl MemoryOutputs {
 
     /// Adds a symbol of a VM to the reports only.
     pub fn symbol_of_reports(&mut self, vm: usize, symbol: Symbol) {
-        self.report(vm, &Event::Symbol(symbol));
+        self.report(vm, &Event::Symbol(symbol), None);
     }
 
     /// Adds an event of a VM to reports and listeners.
     #[inline]
-    fn report(&mut self, vm: usize, event: &Event) {
+    fn report(&mut self, vm: usize, event: &Event, request: Option<&EventRequest>) {
         if let Reports::Sources { profile, .. } = &mut self.reports {
-            profile.add(vm, event);
+            profile.add_for(vm, event, request);
             profile.keep_within(STACKS);
         }
         if let Some(estimation) = &mut self.estimation {
@@ -257,7 +258,7 @@ impl MemoryOutputs {
     /// A stream cannot be written any more.
     #[inline]
     pub fn event(&mut self, vm: usize, event: &Event) -> Result<(), EngineError> {
-        self.event_shown(vm, event, event)
+        self.event_shown(vm, event, event, None)
     }
 
     /// Whether an output shows the line on a trace at which an allocation happens.
@@ -313,13 +314,19 @@ impl MemoryOutputs {
         }
     }
 
-    /// Adds an event of a VM to all outputs. Reports get `shown` instead.
+    /// Adds an event of a VM to all outputs, for this request. Reports get `shown` instead.
     ///
     /// # Errors
     /// As [`Self::event`].
     #[inline]
-    pub fn event_shown(&mut self, vm: usize, event: &Event, shown: &Event) -> Result<(), EngineError> {
-        self.report(vm, shown);
+    pub fn event_shown(
+        &mut self,
+        vm: usize,
+        event: &Event,
+        shown: &Event,
+        request: Option<&EventRequest>,
+    ) -> Result<(), EngineError> {
+        self.report(vm, shown, request);
         let mut streams = self.files.iter_mut().filter(|stream| stream.vm == vm);
         streams.try_for_each(|stream| stream.write(|writer| writer.event(event)))
     }

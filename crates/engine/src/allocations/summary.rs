@@ -10,6 +10,7 @@ use lj_trace_text::{Room, counted};
 use super::estimation::Estimation;
 use super::events::MemoryTally;
 use super::ledger::Ledger;
+use super::request_summary::AllocationRequestSummary;
 use crate::output::next_step;
 use crate::resolve::UNSEARCHED;
 
@@ -28,6 +29,8 @@ pub struct MemorySummary {
     pub noted: Vec<(&'static str, u64)>,
     /// What the recording has cost the process.
     pub cost: Cost,
+    /// What was allocated for which requests.
+    pub requests: AllocationRequestSummary,
     /// The table of traces, if the user wants it.
     pub traces: Option<String>,
     /// The estimate, if the events come from windows.
@@ -128,6 +131,7 @@ impl MemorySummary {
         if unsearched != 0 {
             writeln!(out, "  {UNSEARCHED}: {unsearched}")?;
         }
+        self.requests.write_counts(events, out)?;
         for (what, count) in &self.noted {
             writeln!(out, "  {what}: {count}")?;
         }
@@ -137,6 +141,9 @@ impl MemorySummary {
         }
         if !self.answer.is_empty() {
             writeln!(out, "\n{}", self.answer.join("\n"))?;
+        }
+        if self.estimate.is_none() {
+            self.requests.write_table(Room::of(&std::io::stderr()), out)?;
         }
         Ok(())
     }

@@ -137,7 +137,7 @@ impl Summary {
                 writeln!(out, "  {what}: {count}")?;
             }
         }
-        if let Some(why) = self.requests.why_none().filter(|_| self.wants_requests && *samples > 0) {
+        if let Some(why) = self.requests.why_none("sample").filter(|_| self.wants_requests && *samples > 0) {
             writeln!(out, "  no requests        no sample is known to serve one: {why}")?;
         }
         if let Some(why) = &self.why_threads {

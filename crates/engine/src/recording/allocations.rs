@@ -22,8 +22,8 @@ use super::lifetimes;
 use super::unknown_vms::{UnknownVmSampler, UnknownVms};
 use super::windows::WindowRecording;
 use crate::allocations::{
-    CSymbols, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary,
-    NameRoom,
+    AllocationRequests, CSymbols, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs,
+    MemorySummary, NameRoom,
 };
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
@@ -50,6 +50,13 @@ const LOST: [Counter; 4] = [Counter::PendingFull, Counter::NamesLost, Counter::S
 /// Events for which the ring buffer had no room. The VMs' tallies have their number.
 const RING_FULL: &str = "allocation events lost: the ring buffer was full";
 
+/// Why a stream cannot be of some requests alone.
+const STREAM_OF_REQUESTS: &str = "a stream of a memory profile (.bin) has no labels, so --only cannot choose what is in it: \
+                                  name another output, such as --output cart.svg";
+
+/// Why an estimate cannot be of requests.
+const ESTIMATE_OF_REQUESTS: &str = "--overhead estimates a memory profile as a whole, and not by request: leave out --group-by and --only, or --overhead";
+
 /// The outputs of a memory profile, before its probes are attached.
 pub struct MemoryPreparation {
     /// The events of each VM, by the VM's index; [`None`] for VMs that are not recorded.
@@ -58,6 +65,7 @@ pub struct MemoryPreparation {
     outputs: MemoryOutputs,
     ledger: Option<LedgerFile>,
     room: NameRoom,
+    requests: AllocationRequests,
 }
 
 impl MemoryPreparation {
@@ -71,8 +79,15 @@ impl MemoryPreparation {
             let message = "stacks of allocations (--alloc-stacks) can be weighed by --weight allocated only";
             return Err(EngineError::usage(message));
         }
+        let files = options.files(ProfileKind::Allocations);
+        if !options.only_requests.is_empty() && !files.streams.is_empty() {
+            return Err(EngineError::usage(STREAM_OF_REQUESTS));
+        }
+        if options.overhead.is_some() && options.wants_requests() {
+            return Err(EngineError::usage(ESTIMATE_OF_REQUESTS));
+        }
         let mut outputs = MemoryOutputs::open(&MemoryOutputOptions {
-            files: options.files(ProfileKind::Allocations),
+            files,
             version: options.stream_version,
             vms: only.map_or(vms.len(), |_| 1),
             title: target.name(),
@@ -102,7 +117,8 @@ impl MemoryPreparation {
         };
         let events = vms.iter().enumerate().map(read).collect::<Result<_, EngineError>>()?;
         let c_symbols = CSymbols::new(process, outputs.want_c_symbols());
-        Ok(Self { events, c_symbols, outputs, ledger, room })
+        let requests = AllocationRequests::new(options, process, vms);
+        Ok(Self { events, c_symbols, outputs, ledger, room, requests })
     }
 
     /// Attaches the probes.
@@ -112,6 +128,9 @@ impl MemoryPreparation {
     pub fn attach(self, target: &RecordTarget, programs: &mut Programs) -> Result<MemoryRecording, EngineError> {
         let RecordTarget { options, process, maps, vms, only, .. } = target;
         let handlers = if options.testing.no_uprobe_session { Handlers::RECORD_SEPARATELY } else { Handlers::RECORD };
+        if let Some(layout) = self.requests.layout() {
+            programs.set_requests(layout)?;
+        }
         let polled = Polled::new(process);
         let (probes, bounded) = match options.overhead {
             None => (AllocationProbes::attach(programs, process, maps, vms, handlers)?, None),
@@ -121,7 +140,7 @@ impl MemoryPreparation {
                 (probes, Some(bounded))
             }
         };
-        let Self { events, c_symbols, mut outputs, ledger, room } = self;
+        let Self { events, c_symbols, mut outputs, ledger, room, requests } = self;
         // An object that lives from one interval to the next belongs to neither.
         if let Some(estimation) = outputs.estimation().filter(|_| options.sinks.is_none()) {
             lifetimes::start(target, programs, estimation, polled);
@@ -153,6 +172,7 @@ impl MemoryPreparation {
             outputs,
             ledger,
             room,
+            requests,
             vms: vms.len(),
             only,
             orphan_events: 0,
@@ -183,6 +203,7 @@ pub struct MemoryRecording {
     ledger: Option<LedgerFile>,
     /// How much room is left for names.
     room: NameRoom,
+    requests: AllocationRequests,
     /// The number of VMs so far.
     vms: usize,
     /// The index of the only VM to record, if only one is recorded.
@@ -213,10 +234,16 @@ fn add(
     events: &mut MemoryEvents,
     record: &AllocationRecord,
     c_symbols: &mut CSymbols,
+    requests: &mut AllocationRequests,
     out: &mut MemoryOutputs,
 ) -> Result<(), EngineError> {
     match record {
-        AllocationRecord::Event(event) => events.add(event, c_symbols, out),
+        AllocationRecord::Event(event) => events.add(event, c_symbols, requests, out),
+        AllocationRecord::Request(seen) => {
+            let serving = requests.see(events.vm(), seen);
+            events.serve(serving);
+            Ok(())
+        }
         AllocationRecord::Prototype(seen) => events.name_prototype(seen, out),
         AllocationRecord::Trace(seen) => {
             events.see_trace(seen);
@@ -256,7 +283,7 @@ impl MemoryRecording {
         self.events.iter_mut().flatten().try_for_each(|events| events.begin_batch(&mut self.outputs))?;
         let mut taken = 0;
         while taken < BATCH {
-            let Self { probes, events, layout_decision, c_symbols, outputs, only, orphan_events, .. } = self;
+            let Self { probes, events, layout_decision, c_symbols, requests, outputs, only, orphan_events, .. } = self;
             let mut outcome = Ok(());
             let mut decided = None;
             let (mut of_new_vm, mut closed) = (None, None);
@@ -273,7 +300,7 @@ impl MemoryRecording {
                         decided = Some((record.vm(), vm.config()));
                         events.decide(vm);
                     }
-                    outcome = add(events, &record, c_symbols, outputs);
+                    outcome = add(events, &record, c_symbols, requests, outputs);
                     if events.is_last(&record) {
                         closed = Some(record.vm());
                     }
@@ -482,8 +509,9 @@ impl MemoryRecording {
         };
         let events = template.of_another(process, &vm, self.vms);
         self.insert(record.vm(), events)?;
-        let Self { events, c_symbols, outputs, .. } = self;
-        events[record.vm() as usize].as_mut().map_or(Ok(()), |events| add(events, record, c_symbols, outputs))
+        let Self { events, c_symbols, requests, outputs, .. } = self;
+        let events = events[record.vm() as usize].as_mut();
+        events.map_or(Ok(()), |events| add(events, record, c_symbols, requests, outputs))
     }
 
     /// The number of samples in an interpreter that ran no known VM.
@@ -531,6 +559,9 @@ impl MemoryRecording {
             let text = format!("lj-trace: the new VM at {:#x} is not recorded: {error}", vm.global);
             say(Priority::Warning, &text);
             return Ok(());
+        }
+        if let Some(layout) = self.requests.see_vm(vm) {
+            programs.set_requests(layout)?;
         }
         let number = self.vms;
         let mut events = MemoryEvents::read(process, vm, number, self.version, &self.room);
@@ -701,6 +732,7 @@ impl MemoryRecording {
             ledger,
             lost,
             noted,
+            requests: self.requests.summary(),
             traces: self.by_trace().map(|table| table.text("bytes", tally.allocated)),
         };
         let written = self.ledger.map(|file| file.write(&summary.ledger)).transpose();

@@ -703,7 +703,7 @@ impl Recording {
             if only.is_some() {
                 resolved.vm = Some(0);
             }
-            if resolved.allocation.is_none() && !resolved.request.has(only_requests) {
+            if !resolved.request.has(only_requests) {
                 *other_requests += weight;
                 return go_on();
             }

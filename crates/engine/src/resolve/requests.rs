@@ -11,6 +11,7 @@ use lj_trace_process::ProcessMemory;
 use lj_trace_profile::Frame;
 use lj_trace_profile::model::{RequestKey, RequestLabels};
 use lj_trace_requests::{Circumstances, RequestOutcome, Requests, ServedRequest};
+use lj_trace_text::counted;
 
 use super::naming::Namer;
 
@@ -76,8 +77,8 @@ impl RequestTally {
         self.no_phases = self.no_phases.or(other.no_phases);
     }
 
-    /// Why no sample has labels; [`None`] if some samples have.
-    pub fn why_none(&self) -> Option<String> {
+    /// Why none of the counted things has labels, each called `sample` in the text; [`None`] if some have.
+    pub fn why_none(&self, sample: &str) -> Option<String> {
         if self.found > 0 {
             return None;
         }
@@ -85,8 +86,8 @@ impl RequestTally {
             _ if !self.is_wanted => {
                 "its LuaJIT has no word for requests in coroutines: it is not OpenResty's".to_owned()
             }
-            Some((reason, count)) => format!("{reason} ({count} samples)"),
-            None => "no sample hit a coroutine that serves a request".to_owned(),
+            Some((reason, count)) => format!("{reason} ({})", counted(*count, sample)),
+            None => format!("no {sample} hit a coroutine that serves a request"),
         })
     }
 }
@@ -181,7 +182,8 @@ impl RequestLabeller {
     }
 }
 
-fn labels(ServedRequest { phase, location, server }: ServedRequest) -> Option<RequestLabels> {
+/// The labels of a request.
+pub(crate) fn labels(ServedRequest { phase, location, server }: ServedRequest) -> Option<RequestLabels> {
     let phase = phase.map(|phase| (RequestKey::Phase, phase.name().into()));
     let location = location.map(|name| (RequestKey::Location, name));
     let server = server.map(|name| (RequestKey::Server, name));

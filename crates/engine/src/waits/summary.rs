@@ -99,6 +99,6 @@ fn write_requests(text: &mut String, requests: &RequestTally) {
     // Writing to a string cannot fail.
     let _ = match is_wanted {
         true => writeln!(text, "waits that began: {}", parts.join(", ")),
-        false => writeln!(text, "no requests: {}", requests.why_none().unwrap_or_default()),
+        false => writeln!(text, "no requests: {}", requests.why_none("sample").unwrap_or_default()),
     };
 }

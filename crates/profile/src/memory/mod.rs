@@ -1,6 +1,7 @@
 //! A memory profile: which code allocates, which code holds memory, and what became garbage.
 
 pub mod growth;
+mod request;
 pub mod sources;
 mod stored;
 pub mod text;
@@ -10,14 +11,15 @@ use std::io;
 use std::ops::AddAssign;
 
 use growth::Growth;
-use lj_trace_streams::hash::HeapMap;
+use lj_trace_streams::hash::{AddrMap, HeapMap};
 use lj_trace_streams::memprof::{Event, Source};
 use lj_trace_text::{Room, bytes};
+pub use request::EventRequest;
 use sources::Sources;
 pub use stored::{GrowthStep, StoredMemory};
 
 use super::Frame;
-use super::model::{Measure, Profile, Recorded, StackId, StackTable, Unit};
+use super::model::{Labels, Measure, Profile, Recorded, StackId, StackTable, Unit};
 
 /// The weight of a memory profile's stacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -77,6 +79,8 @@ pub struct MemoryProfile {
     stacks: StackTable,
     /// By VM: each VM has its own prototype addresses and its own trace numbers.
     sources: Vec<Sources>,
+    /// The stacks of sources, by the numbers of their stacks without labels and of requests.
+    of_requests: AddrMap<(StackId, u32), StackId>,
     /// The live blocks, if they are followed. The VMs of a process share one address space.
     heap: HeapMap<HeldBlock>,
     follows_blocks: bool,
@@ -148,13 +152,25 @@ impl MemoryProfile {
     /// Adds an event of the VM with this number, which counts from zero. The symbols of the VM are events, too.
     #[inline]
     pub fn add(&mut self, vm: usize, event: &Event) {
+        self.add_for(vm, event, None);
+    }
+
+    /// The same of an event that is for this request, where that is known.
+    #[inline]
+    pub fn add_for(&mut self, vm: usize, event: &Event, request: Option<&EventRequest>) {
         self.register_vm(vm);
         let source = match event {
             Event::Symbol(symbol) => return self.sources[vm].symbol(symbol, &mut self.losses),
             Event::Alloc { source, .. } | Event::Realloc { source, .. } | Event::Free { source, .. } => *source,
         };
+        if request.is_some_and(|request| request.is_left_out) {
+            return self.leave_out(event);
+        }
         self.events += 1;
-        let stack = self.sources[vm].stack(source, &mut self.stacks);
+        let mut stack = self.sources[vm].stack(source, &mut self.stacks);
+        if let Some(request) = request.filter(|request| request.labels.is_some() || request.group.is_some()) {
+            stack = self.of_request(stack, request);
+        }
         self.stacks.add(stack, EVENTS.index, 1);
         match *event {
             Event::Alloc { addr, size, .. } => {
@@ -180,6 +196,60 @@ impl MemoryProfile {
                 if self.follows_blocks
                     && let Some(block) = self.release(addr)
                 {
+                    self.bury(block);
+                }
+            }
+            Event::Symbol(_) => {}
+        }
+    }
+
+    /// The stack of a source that is for a request.
+    #[inline]
+    fn of_request(&mut self, stack: StackId, request: &EventRequest) -> StackId {
+        match self.of_requests.get(&(stack, request.number)) {
+            Some(&known) => known,
+            None => self.make_stack_of(stack, request),
+        }
+    }
+
+    #[cold]
+    fn make_stack_of(&mut self, stack: StackId, request: &EventRequest) -> StackId {
+        let Some((labels, frames)) = self.stacks.all_frames(stack) else { return stack };
+        let labels = Labels { request: request.labels.clone(), ..labels.clone() };
+        let mut frames = frames.to_vec();
+        if let Some(group) = &request.group {
+            let group = self.stacks.intern(group.clone());
+            // A group takes the place of the VM, with which each stack of this profile begins.
+            match frames.first_mut() {
+                Some(root) => *root = group,
+                None => frames.push(group),
+            }
+        }
+        let made = self.stacks.labelled(&labels, &frames);
+        self.of_requests.insert((stack, request.number), made);
+        made
+    }
+
+    /// Takes an event of a request that is not kept: the block that it frees, or makes larger, is not held any more by who is.
+    #[cold]
+    fn leave_out(&mut self, event: &Event) {
+        match *event {
+            Event::Alloc { addr, size, .. } => {
+                self.growth.add(size, 0);
+                self.allocated = self.allocated.saturating_add(size);
+                // Its free was lost.
+                self.release(addr);
+            }
+            Event::Realloc { old_addr, old_size, addr, size, .. } => {
+                self.growth.add(size, old_size);
+                self.allocated = self.allocated.saturating_add(size);
+                if let Some(old) = self.release(old_addr).filter(|old| size <= old.size) {
+                    self.hold(addr, HeldBlock { size, ..old });
+                }
+            }
+            Event::Free { addr, size, .. } => {
+                self.growth.add(0, size);
+                if let Some(block) = self.release(addr) {
                     self.bury(block);
                 }
             }
@@ -225,6 +295,7 @@ impl MemoryProfile {
         }
         self.garbage = garbage;
         self.sources.iter_mut().for_each(Sources::forget_stacks);
+        self.of_requests.clear();
     }
 
     /// The weight of the stacks that were folded because they were rare, in allocated bytes.

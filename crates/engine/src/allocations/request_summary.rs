@@ -1,0 +1,195 @@
+//! What was allocated for which requests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use lj_trace_profile::model::{RequestKey, RequestLabels};
+use lj_trace_text::table::{Column, Fit, Table};
+use lj_trace_text::untrusted::Untrusted;
+use lj_trace_text::{Room, bytes, counted, percent};
+
+use crate::resolve::RequestTally;
+
+/// How many locations are shown.
+const TOP: usize = 10;
+
+/// How many phases of each.
+const PHASES: usize = 3;
+
+/// A location is not cut to less than this.
+const LEAST_NAME: usize = 20;
+
+/// The events of one request that is told from others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestSums {
+    /// All of them.
+    pub events: u64,
+    /// Allocations, and reallocations, which make a new block too.
+    pub allocations: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+}
+
+/// What a recording says of requests at its end.
+#[derive(Clone, Debug, Default)]
+pub struct AllocationRequestSummary {
+    /// What became of the look for requests, by events.
+    pub tally: RequestTally,
+    /// What the requests with these labels have allocated.
+    pub of_labels: Vec<(Option<RequestLabels>, RequestSums)>,
+    /// Whether somebody has asked for requests.
+    pub wants_requests: bool,
+    /// Events of other requests than are kept.
+    pub left_out: u64,
+}
+
+/// A location's name and that of its server; [`None`] where no request is known.
+type Place<'a> = Option<(&'a str, Option<&'a str>)>;
+
+/// What is known of one location.
+#[derive(Default)]
+struct AllocatingLocation<'a> {
+    sums: RequestSums,
+    /// Bytes, by phase.
+    phases: BTreeMap<&'a str, u64>,
+}
+
+impl AllocationRequestSummary {
+    /// For how many events the request is known, where there are such.
+    ///
+    /// # Errors
+    /// As `out`.
+    pub fn write_counts(&self, events: u64, out: &mut String) -> std::fmt::Result {
+        let RequestTally { is_wanted, found, without, unknown, others, no_phases } = &self.tally;
+        if *is_wanted {
+            let share = |count: u64| format!("{count} ({})", percent(count, events));
+            writeln!(out, "  request known      {}", share(*found))?;
+            writeln!(out, "  of no request      {}", share(*without))?;
+            for (reason, count) in unknown {
+                writeln!(out, "  request not known  {}: {reason}", share(*count))?;
+            }
+            if let Some(why) = no_phases {
+                writeln!(out, "  no phases          {why}")?;
+            }
+            if *others > 0 {
+                writeln!(out, "  names beyond 256   called [other]: {others} times")?;
+            }
+        }
+        if self.left_out > 0 {
+            writeln!(out, "  events of other requests, which --only leaves out: {}", self.left_out)?;
+        }
+        if let Some(why) = self.tally.why_none("event").filter(|_| self.wants_requests && events > 0) {
+            writeln!(out, "  no requests        no event is known to serve one: {why}")?;
+        }
+        Ok(())
+    }
+
+    /// The locations for which the most is allocated, with their phases; nothing if no request is known.
+    ///
+    /// # Errors
+    /// As `out`.
+    pub fn write_table(&self, room: Room, out: &mut String) -> std::fmt::Result {
+        if self.tally.found == 0 {
+            return Ok(());
+        }
+        let mut locations: BTreeMap<Place<'_>, AllocatingLocation<'_>> = BTreeMap::new();
+        for (labels, sums) in &self.of_labels {
+            let text = |key| labels.as_ref().and_then(|labels| labels.get(key)).map(|value| &**value);
+            let name = || text(RequestKey::Location).unwrap_or("[no location]");
+            let location = locations.entry(labels.as_ref().map(|_| (name(), text(RequestKey::Server)))).or_default();
+            location.sums.bytes = location.sums.bytes.saturating_add(sums.bytes);
+            location.sums.allocations += sums.allocations;
+            if let Some(phase) = text(RequestKey::Phase) {
+                let of_phase = location.phases.entry(phase).or_default();
+                *of_phase = of_phase.saturating_add(sums.bytes);
+            }
+        }
+        locations.retain(|_, location| location.sums.allocations > 0);
+        let total = locations.values().map(|location| location.sums.bytes).fold(0, u64::saturating_add);
+        let servers: BTreeSet<_> = locations.keys().flatten().map(|(_, server)| *server).collect();
+        let mut rows: Vec<_> = locations.iter().collect();
+        rows.sort_by(|(a_key, a), (b_key, b)| b.sums.bytes.cmp(&a.sums.bytes).then_with(|| a_key.cmp(b_key)));
+        let columns = [
+            Column::right("allocated", 11),
+            Column::right("share", 7),
+            Column::right("times", 10),
+            Column::left("phases", 30),
+        ];
+        let mut table = Table::new(columns).gap(2).end("location of the request", Fit::Label(LEAST_NAME), room);
+        for (key, location) in rows.iter().take(TOP) {
+            let mut phases: Vec<_> = location.phases.iter().collect();
+            phases.sort_by(|(a_name, a), (b_name, b)| b.cmp(a).then_with(|| a_name.cmp(b_name)));
+            let phases = phases.iter().take(PHASES).map(|(phase, of)| format!("{phase} {}", percent(**of, total)));
+            let phases = phases.collect::<Vec<_>>().join(", ");
+            let name = match key {
+                None => "no request that is known".to_owned(),
+                Some((name, Some(server))) if servers.len() > 1 => {
+                    format!("{} of {}", Untrusted(name), Untrusted(server))
+                }
+                Some((name, _)) => Untrusted(name).to_string(),
+            };
+            let RequestSums { bytes: of, allocations, .. } = location.sums;
+            table.row([bytes(of), percent(of, total), allocations.to_string(), phases], name);
+        }
+        let rest = rows.iter().skip(TOP).map(|(_, location)| location.sums.bytes).fold(0, u64::saturating_add);
+        if rest > 0 {
+            let more = counted((rows.len() - TOP) as u64, "more location");
+            table.row([bytes(rest), percent(rest, total), String::new(), String::new()], more);
+        }
+        write!(out, "{table}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn summary(rows: &[(&[(RequestKey, &str)], u64)]) -> String {
+        let of_labels = rows.iter().map(|(labels, bytes)| {
+            let labels = RequestLabels::new(labels.iter().map(|(key, text)| (*key, Arc::from(*text))));
+            (labels, RequestSums { events: 3, allocations: 2, bytes: *bytes })
+        });
+        let tally = RequestTally { is_wanted: true, found: 1, ..RequestTally::default() };
+        let summary = AllocationRequestSummary { tally, of_labels: of_labels.collect(), ..Default::default() };
+        let mut out = String::new();
+        summary.write_table(Room::Unlimited, &mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn locations_have_their_share_of_the_bytes() {
+        let (location, phase) = (RequestKey::Location, RequestKey::Phase);
+        let shown = summary(&[
+            (&[(location, "/a"), (phase, "content")], 600),
+            (&[(location, "/b"), (phase, "log")], 200),
+            (&[(location, "/a"), (phase, "log")], 100),
+            (&[], 100),
+        ]);
+        let lines: Vec<&str> = shown.lines().map(str::trim).collect();
+        assert!(lines[1].starts_with("700 bytes") && lines[1].ends_with("/a"), "{shown}");
+        assert!(lines[1].contains("content 60.00%, log 10.00%") && lines[1].contains(" 4 "), "{shown}");
+        assert!(lines[2].ends_with("/b"), "{shown}");
+        assert!(lines[3].ends_with("no request that is known"), "{shown}");
+    }
+
+    #[test]
+    fn locations_beyond_the_first_are_counted() {
+        let names: Vec<String> = (0..TOP + 5).map(|number| format!("/{number}")).collect();
+        let labels: Vec<_> = names.iter().map(|name| [(RequestKey::Location, name.as_str())]).collect();
+        let rows: Vec<_> = labels.iter().map(|labels| (&labels[..], 10)).collect();
+        assert!(summary(&rows).contains("5 more locations"), "{}", summary(&rows));
+    }
+
+    #[test]
+    fn where_nobody_asks_nothing_is_said_of_what_is_not_there() {
+        let mut out = String::new();
+        let mut summary = AllocationRequestSummary::default();
+        summary.write_counts(7, &mut out).unwrap();
+        assert_eq!(out, "");
+        summary.wants_requests = true;
+        summary.write_counts(7, &mut out).unwrap();
+        assert!(out.contains("it is not OpenResty's"), "{out}");
+    }
+}

@@ -1,0 +1,210 @@
+//! Which request each event is for.
+//!
+//! The kernel half tells of each change of the coroutine or its request, before the first event that comes after it; and where
+//! the coroutine was resumed from. That has to be the code of lua-nginx-module, which writes the coroutine's word before.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use lj_trace_common::allocation::serving::RequestSeen;
+use lj_trace_common::allocation::{AllocationEvent, AllocationSource};
+use lj_trace_common::request::RequestLayout;
+use lj_trace_luajit::Vm;
+use lj_trace_process::{Process, ProcessMemory};
+use lj_trace_profile::memory::EventRequest;
+use lj_trace_profile::model::RequestKey;
+use lj_trace_requests::{Circumstances, RequestOutcome, Requests, Unlabelled};
+use lj_trace_unwind::symbols::Symbolizer;
+
+use super::request_summary::{AllocationRequestSummary, RequestSums};
+use crate::options::Options;
+use crate::resolve::{RequestTally, SampleRequest, labels};
+
+/// What a VM was last seen to allocate for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Serving {
+    /// Which of [`AllocationRequests::known`].
+    index: usize,
+    /// Whether it is the main coroutine, which serves one request after the other.
+    is_on_main_thread: bool,
+}
+
+/// One of the requests that are told apart.
+struct KnownRequest {
+    outcome: RequestOutcome,
+    request: EventRequest,
+    sums: RequestSums,
+}
+
+/// The requests that the VMs of a process allocate for.
+pub struct AllocationRequests {
+    process: Process,
+    memory: ProcessMemory,
+    requests: Requests,
+    /// The code of the file that has lua-nginx-module.
+    resumer: Vec<Range<u64>>,
+    /// Whether requests are left alone.
+    is_off: bool,
+    group_by: Option<RequestKey>,
+    only: Vec<(RequestKey, String)>,
+    known: Vec<KnownRequest>,
+    indices: HashMap<RequestOutcome, usize>,
+    /// Events that were left out.
+    left_out: u64,
+}
+
+/// Of the main coroutine, while no Lua function is known to run in it.
+const NO_LUA: RequestOutcome = RequestOutcome::Not(Unlabelled::NoLua);
+
+impl AllocationRequests {
+    /// Those of a process with these VMs.
+    pub fn new(options: &Options, process: &Process, vms: &[Vm]) -> Self {
+        let mut requests = Self {
+            process: process.clone(),
+            memory: process.memory(),
+            requests: Requests::default(),
+            resumer: Vec::new(),
+            // To look for them at each call costs a program half as much again.
+            is_off: options.testing.no_requests || options.overhead.is_some() || !options.wants_requests(),
+            group_by: options.group_by,
+            only: options.only_requests.clone(),
+            known: Vec::new(),
+            indices: HashMap::new(),
+            left_out: 0,
+        };
+        // The first is that of VMs of which nothing was told.
+        requests.index_of(RequestOutcome::NotLooked);
+        requests.look_at(vms);
+        requests
+    }
+
+    /// One more VM, which may be the first that has requests: what the kernel half has to be told then.
+    pub fn see_vm(&mut self, vm: &Vm) -> Option<RequestLayout> {
+        if self.requests.is_wanted() {
+            return None;
+        }
+        self.look_at(std::slice::from_ref(vm));
+        self.layout()
+    }
+
+    /// What the kernel half has to know, if there may be requests.
+    pub fn layout(&self) -> Option<RequestLayout> {
+        self.requests.is_wanted().then(|| self.requests.layout())
+    }
+
+    fn look_at(&mut self, vms: &[Vm]) {
+        if self.is_off {
+            return;
+        }
+        let configs: Vec<_> = vms.iter().map(Vm::config).collect();
+        let mut accessor = None;
+        self.requests = Requests::find(&self.memory, &configs, |name| {
+            accessor = Symbolizer::new(self.process.clone()).function(name);
+            accessor
+        });
+        self.resumer = accessor.map(|address| code_around(&self.process, address)).unwrap_or_default();
+    }
+
+    /// What a VM allocates for from now on.
+    pub fn see(&mut self, vm: &Vm, seen: &RequestSeen) -> Serving {
+        let is_on_main_thread = seen.thread == vm.main_thread;
+        let outcome = if seen.thread == 0 {
+            NO_LUA
+        } else if is_on_main_thread || self.is_resumed_by_nginx(vm, seen.resumed_from) {
+            // Of the main coroutine each event tells whether Lua runs. nginx resumes no other coroutine than for that.
+            let circumstances = Circumstances { on_main_thread: is_on_main_thread, runs_lua: true };
+            self.requests.resolve(&self.memory, &seen.marks, circumstances)
+        } else if seen.marks.request == 0 && self.resumer.is_empty() {
+            RequestOutcome::NoRequest
+        } else {
+            RequestOutcome::Not(Unlabelled::OtherResumer)
+        };
+        // Nobody but nginx has the main coroutine serve one request after the other.
+        let is_on_main_thread = is_on_main_thread && !self.resumer.is_empty();
+        Serving { index: self.index_of(outcome), is_on_main_thread }
+    }
+
+    fn is_resumed_by_nginx(&self, vm: &Vm, address: u64) -> bool {
+        !vm.text.range.contains(&address) && self.resumer.iter().any(|code| code.contains(&address))
+    }
+
+    /// The request of an event of a VM that serves this; `made` are the bytes that it has allocated.
+    pub fn of_event(&mut self, serving: Serving, event: &AllocationEvent, made: Option<u64>) -> &EventRequest {
+        let index = match serving.is_on_main_thread && !runs_lua(event) {
+            true => self.index_of(NO_LUA),
+            false => serving.index,
+        };
+        let KnownRequest { request, sums, .. } = &mut self.known[index];
+        sums.events += 1;
+        if let Some(bytes) = made {
+            sums.allocations += 1;
+            sums.bytes = sums.bytes.saturating_add(bytes);
+        }
+        self.left_out += u64::from(request.is_left_out);
+        request
+    }
+
+    /// The number of a request that is told from others.
+    fn index_of(&mut self, outcome: RequestOutcome) -> usize {
+        if let Some(&index) = self.indices.get(&outcome) {
+            return index;
+        }
+        let mut sample = SampleRequest {
+            is_unknown: matches!(outcome, RequestOutcome::Not(_)),
+            labels: match &outcome {
+                RequestOutcome::Found(served) => labels(served.clone()),
+                _ => None,
+            },
+            group: None,
+        };
+        let is_left_out = !sample.has(&self.only);
+        if let Some(key) = self.group_by {
+            sample.group_by(key);
+        }
+        let index = self.known.len();
+        let number = u32::try_from(index).unwrap_or(u32::MAX);
+        let request = EventRequest { number, labels: sample.labels, group: sample.group, is_left_out };
+        self.known.push(KnownRequest { outcome: outcome.clone(), request, sums: RequestSums::default() });
+        self.indices.insert(outcome, index);
+        index
+    }
+
+    /// What became of all events.
+    pub fn summary(&self) -> AllocationRequestSummary {
+        let mut tally = RequestTally {
+            is_wanted: self.requests.is_wanted(),
+            others: self.requests.others(),
+            no_phases: self.requests.no_phases(),
+            ..RequestTally::default()
+        };
+        let mut of_labels = Vec::new();
+        for KnownRequest { outcome, request, sums } in self.known.iter().filter(|known| known.sums.events > 0) {
+            match outcome {
+                RequestOutcome::NotLooked => {}
+                RequestOutcome::NoRequest => tally.without += sums.events,
+                RequestOutcome::Not(reason) => *tally.unknown.entry(reason.to_string()).or_default() += sums.events,
+                RequestOutcome::Found(_) => tally.found += sums.events,
+            }
+            of_labels.push((request.labels.clone(), *sums));
+        }
+        let wants_requests = self.group_by.is_some() || !self.only.is_empty();
+        AllocationRequestSummary { tally, of_labels, wants_requests, left_out: self.left_out }
+    }
+}
+
+/// Whether an event tells that a Lua function is on the coroutine's stack.
+fn runs_lua(event: &AllocationEvent) -> bool {
+    match AllocationSource::from_u8(event.source) {
+        Some(AllocationSource::Lua | AllocationSource::Trace | AllocationSource::LostTrace) => true,
+        Some(AllocationSource::C) => event.caller != 0,
+        Some(AllocationSource::Internal) | None => false,
+    }
+}
+
+/// The code of the file in which there is code at `address`.
+fn code_around(process: &Process, address: u64) -> Vec<Range<u64>> {
+    let Ok(maps) = process.maps() else { return Vec::new() };
+    let Some(file) = maps.find(address).map(|mapping| (mapping.device, mapping.inode)) else { return Vec::new() };
+    let code = maps.iter().filter(|mapping| mapping.exec && (mapping.device, mapping.inode) == file);
+    code.map(|mapping| mapping.start..mapping.end).collect()
+}

@@ -1,0 +1,34 @@
+//! Which request the coroutine serves that allocates.
+
+use lj_trace_common::allocation::serving::RequestSeen;
+
+use super::send::tally_of;
+use crate::maps::{ALLOCATIONS, CONFIG, SERVING, VMS};
+use crate::memory::UserMemory;
+use crate::wakeup::NO_WAKEUP;
+
+/// Tells user space which request `thread` serves, which allocates in this VM while the native stack pointer is `stack_pointer`,
+/// unless it knows: 0 if it cannot be told.
+///
+/// A global function, which the verifier takes apart once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn tell_serving(vm: u32, thread: u64, stack_pointer: u64) -> u32 {
+    let (Some(place), Some(config), Some(settings)) = (SERVING.get_ptr_mut(vm), VMS.get(vm), CONFIG.get(0)) else {
+        return 0;
+    };
+    // SAFETY: the map's entries are there as long as the program. A VM runs on one thread at a time, so nobody else uses its
+    // entry.
+    let room = unsafe { &mut *place };
+    (room.now.vm, room.now.generation) = (vm as u16, tally_of(vm).map_or(0, |tally| tally.generation));
+    room.look(&UserMemory, config, &settings.requests, (thread, stack_pointer));
+    if room.now == room.told {
+        return 1;
+    }
+    let Some(mut record) = ALLOCATIONS.reserve::<RequestSeen>(0) else { return 0 };
+    // SAFETY: a ring buffer's record is nowhere else, and as large as was asked for.
+    unsafe { record.as_mut_ptr().write(room.now) };
+    record.submit(NO_WAKEUP);
+    room.told = room.now;
+    1
+}
