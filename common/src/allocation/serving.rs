@@ -1,9 +1,11 @@
-//! Which request the coroutine serves that allocates: for nginx with Lua.
+//! The request that the allocating coroutine serves, for nginx with Lua.
 //!
-//! A sample looks at all coroutines of its stack. A call of the allocator has no time for that, so it is proven otherwise that
-//! the coroutine's word for its embedder is right: lua-nginx-module writes it before it resumes a coroutine itself. So the
-//! address is told to which the C frame returns that the coroutine was resumed in ([`CFRAME_RESUME`], `lj_frame.h`): user space
-//! knows whose code is there. The main coroutine gets its word anew before each run.
+//! A CPU sample looks at all coroutines of its stack. A call of the allocator has no time for that. The coroutine's word for its
+//! embedder is right if lua-nginx-module has resumed the coroutine, because that module writes the word before it resumes one.
+//! So the record also has the return address of the C frame in which the coroutine was resumed ([`CFRAME_RESUME`]): user space
+//! knows whose code that is. The main coroutine gets a new word before each run.
+//!
+//! [`CFRAME_RESUME`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L275-L277
 
 use crate::arch::resume_return_slot;
 use crate::frame::{CFRAME_FLAGS, gct_offset};
@@ -16,16 +18,16 @@ use crate::vm::VmConfig;
 /// The first byte of a [`RequestSeen`].
 pub const REQUEST_SEEN: u8 = 5;
 
-/// C frames of one coroutine that are looked at: more than calls of Lua from C are nested.
+/// The most C frames of one coroutine to read: more than calls from C into Lua are nested in practice.
 const MOST_C_FRAMES: usize = 8;
 
-/// Words of a C frame up to its return address: there are 12 in Tarantool's builds, and fewer in others.
+/// The most words of a C frame up to its return address: 12 in Tarantool's builds, fewer in others.
 const C_FRAME: usize = 12;
 
-/// The flag in the address of a C frame that a coroutine was resumed in.
+/// The flag in `L->cframe` of a frame in which a coroutine was resumed.
 const CFRAME_RESUME: u64 = 1;
 
-/// Which coroutine later events of a VM are in, and which request it serves.
+/// The coroutine of the events of a VM that follow this record, and its request.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestSeen {
@@ -35,11 +37,11 @@ pub struct RequestSeen {
     pub reserved: u8,
     /// Index of the VM.
     pub vm: u16,
-    /// How many VMs have had this index before.
+    /// The number of VMs that had this index before.
     pub generation: u32,
     /// The address of the coroutine; 0 if none is known to run.
     pub thread: u64,
-    /// Where the call returns to by which it was resumed; 0 for the main coroutine, and where that is not known.
+    /// The return address of the call that resumed it; 0 for the main coroutine, or if it is not known.
     pub resumed_from: u64,
     /// The request.
     pub marks: RequestMarks,
@@ -48,14 +50,14 @@ pub struct RequestSeen {
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
 unsafe impl Pod for RequestSeen {}
 
-/// What is known of the requests of a VM, and room to find it out.
+/// The state of one VM's requests, with scratch space for the look.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServingRoom {
     head: Head,
-    /// What is so now.
+    /// The current coroutine and request.
     pub now: RequestSeen,
-    /// What user space was told.
+    /// The last record that user space got.
     pub told: RequestSeen,
 }
 
@@ -64,7 +66,7 @@ const _: () = {
     assert!(size_of::<ServingRoom>() == size_of::<Head>() + 2 * size_of::<RequestSeen>());
 };
 
-/// There is none that is known to run.
+/// No coroutine is known to run.
 struct NotRunning;
 
 impl From<Unreadable> for NotRunning {
@@ -75,8 +77,8 @@ impl From<Unreadable> for NotRunning {
 }
 
 impl ServingRoom {
-    /// Looks which request `thread` serves, which allocates while the native stack pointer is `stack_pointer`: from now on,
-    /// [`Self::now`] tells. Its `vm` and `generation` are left as they are.
+    /// Puts the request into [`Self::now`] that the coroutine `thread` serves, which allocates while the native stack pointer is
+    /// `stack_pointer`. Keeps its `vm` and `generation`.
     #[inline(always)]
     pub fn look(
         &mut self,
@@ -97,7 +99,7 @@ impl ServingRoom {
     }
 }
 
-/// Finds the coroutine's word, and where it was resumed from.
+/// Reads the coroutine's word for its embedder, and the return address of the call that resumed it.
 #[inline(always)]
 fn find(
     memory: &impl ReadMemory,
@@ -109,7 +111,7 @@ fn find(
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
     let Some(word) = embedder_word(layout).filter(|_| thread != 0) else { return Err(NotRunning) };
-    // As far as the word.
+    // The head up to the word.
     head.read::<13, 9>(memory, gc64, thread)?;
     if head.reference(gc64, layout.l_glref)? != vm.global || head.u8(gct_offset(gc64) as u16)? != gct::THREAD {
         return Err(NotRunning);
@@ -119,7 +121,7 @@ fn find(
     let is_main = thread == vm.global.wrapping_sub(vm.global_offset);
     for _ in 0..MOST_C_FRAMES {
         let cframe = raw & !CFRAME_FLAGS;
-        // One that has been left lies below what runs.
+        // A C frame that was left lies below the running one.
         if cframe < stack_pointer {
             return Err(NotRunning);
         }
@@ -138,6 +140,6 @@ fn find(
         }
         raw = head.u64(layout.cframe_prev)?;
     }
-    // Nobody knows who has resumed it.
+    // It is not known what has resumed the coroutine.
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Which request the coroutine serves that allocates.
+//! The request that the allocating coroutine serves.
 
 use lj_trace_common::allocation::serving::RequestSeen;
 
@@ -7,10 +7,10 @@ use crate::maps::{ALLOCATIONS, CONFIG, SERVING, VMS};
 use crate::memory::UserMemory;
 use crate::wakeup::NO_WAKEUP;
 
-/// Tells user space which request `thread` serves, which allocates in this VM while the native stack pointer is `stack_pointer`,
-/// unless it knows: 0 if it cannot be told.
+/// Sends user space the request that the coroutine `thread` serves, which allocates in this VM while the native stack pointer is
+/// `stack_pointer`, if the request has changed. Returns 0 if there is no room for the record: the event is lost, too, then.
 ///
-/// A global function, which the verifier takes apart once.
+/// It is a global function, so the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn tell_serving(vm: u32, thread: u64, stack_pointer: u64) -> u32 {

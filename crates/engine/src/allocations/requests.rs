@@ -1,7 +1,8 @@
-//! Which request each event is for.
+//! The request of each allocation event.
 //!
-//! The kernel half tells of each change of the coroutine or its request, before the first event that comes after it; and where
-//! the coroutine was resumed from. That has to be the code of lua-nginx-module, which writes the coroutine's word before.
+//! The BPF program sends a record for each change of the coroutine or its request, before the next event. The record has the
+//! return address of the call that resumed the coroutine. It must be in the code of lua-nginx-module, which writes the
+//! coroutine's word before it resumes the coroutine.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,40 +21,40 @@ use super::request_summary::{AllocationRequestSummary, RequestSums};
 use crate::options::Options;
 use crate::resolve::{RequestTally, SampleRequest, labels};
 
-/// What a VM was last seen to allocate for.
+/// What a VM allocates for, as of its last record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Serving {
-    /// Which of [`AllocationRequests::known`].
+    /// An index of [`AllocationRequests::known`].
     index: usize,
     /// Whether it is the main coroutine, which serves one request after the other.
     is_on_main_thread: bool,
 }
 
-/// One of the requests that are told apart.
+/// One of the known requests, with its sums.
 struct KnownRequest {
     outcome: RequestOutcome,
     request: EventRequest,
     sums: RequestSums,
 }
 
-/// The requests that the VMs of a process allocate for.
+/// The requests for which the VMs of a process allocate.
 pub struct AllocationRequests {
     process: Process,
     memory: ProcessMemory,
     requests: Requests,
-    /// The code of the file that has lua-nginx-module.
+    /// Address ranges of the code of the file that contains lua-nginx-module.
     resumer: Vec<Range<u64>>,
-    /// Whether requests are left alone.
+    /// Whether requests are ignored.
     is_off: bool,
     group_by: Option<RequestKey>,
     only: Vec<(RequestKey, String)>,
     known: Vec<KnownRequest>,
     indices: HashMap<RequestOutcome, usize>,
-    /// Events that were left out.
+    /// The number of events that `only` has left out.
     left_out: u64,
 }
 
-/// Of the main coroutine, while no Lua function is known to run in it.
+/// The outcome for the main coroutine if no Lua function is known to run in it.
 const NO_LUA: RequestOutcome = RequestOutcome::Not(Unlabelled::NoLua);
 
 impl AllocationRequests {
@@ -64,7 +65,7 @@ impl AllocationRequests {
             memory: process.memory(),
             requests: Requests::default(),
             resumer: Vec::new(),
-            // To look for them at each call costs a program half as much again.
+            // A look at each call makes the probes cost half as much again.
             is_off: options.testing.no_requests || options.overhead.is_some() || !options.wants_requests(),
             group_by: options.group_by,
             only: options.only_requests.clone(),
@@ -72,7 +73,7 @@ impl AllocationRequests {
             indices: HashMap::new(),
             left_out: 0,
         };
-        // The first is that of VMs of which nothing was told.
+        // The first entry is for VMs without a record.
         requests.index_of(RequestOutcome::NotLooked);
         requests.look_at(vms);
         requests
