@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use memchr::memmem::Finder;
@@ -31,13 +31,42 @@ static SIGNATURE: LazyLock<Vec<u8>> = LazyLock::new(|| {
 /// How many bytes to read at a time.
 const CHUNK: usize = 1 << 20;
 
-/// A mapped part of a file: device, inode, offset, length.
-type Part = ((u32, u32), u64, u64, u64);
+/// The most parts of files that are remembered: those of some thousand files. The agent runs for months, on hosts that build and
+/// start new programs all the time.
+const MOST_PARTS: usize = 8192;
+
+/// A file as `/proc/PID/maps` names it: device and inode.
+type MappedFile = ((u32, u32), u64);
+
+/// The state of a file: its size, and the time of its last change. Another file may get the inode of one that was removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct FileState {
+    size: u64,
+    changed: (i64, i64),
+}
+
+/// A mapped part of a file in some state: offset and length. The state is unknown where the file cannot be found.
+type Part = (MappedFile, Option<FileState>, u64, u64);
 
 /// What is known of the files that are mapped as code on this host. Each is searched once.
 #[derive(Default)]
 pub struct CodeFiles {
     known: Mutex<HashMap<Part, Arc<OnceLock<bool>>>>,
+}
+
+/// The states of the files of one process. Each has several mappings.
+struct FileStates<'a> {
+    process: &'a Process,
+    known: HashMap<MappedFile, Option<FileState>>,
+}
+
+impl FileStates<'_> {
+    fn of(&mut self, mapping: &Mapping) -> Option<FileState> {
+        *self.known.entry((mapping.device, mapping.inode)).or_insert_with(|| {
+            let file = self.process.mapped_file_metadata(mapping).ok()?;
+            Some(FileState { size: file.len(), changed: (file.ctime(), file.ctime_nsec()) })
+        })
+    }
 }
 
 impl CodeFiles {
@@ -47,11 +76,12 @@ impl CodeFiles {
             maps.iter().any(|other| other.exec && (other.device, other.inode) == (mapping.device, mapping.inode))
         };
         let readable = |mapping: &&Mapping| mapping.read && !mapping.path.starts_with(['[']) && !is_device(mapping);
+        let mut states = FileStates { process, known: HashMap::new() };
         let is_in_file = maps.iter().filter(readable).any(|mapping| match (mapping.is_file(), mapping.write) {
             // The data of a program or library is mapped beside its code. Programs that may write their own code are
             // rare.
-            (true, false) => is_code_of(mapping) && self.in_file(process, mapping),
-            (true, true) => mapping.exec && self.in_file(process, mapping),
+            (true, false) => is_code_of(mapping) && self.in_file(&mut states, mapping),
+            (true, true) => mapping.exec && self.in_file(&mut states, mapping),
             (false, _) => false,
         });
         // Programs that unpack themselves, such as those that UPX has packed, run in anonymous memory.
@@ -59,19 +89,27 @@ impl CodeFiles {
         is_in_file || in_memory(process, &unpacked.map(|mapping| mapping.start..mapping.end).collect::<Vec<_>>())
     }
 
-    fn in_file(&self, process: &Process, mapping: &Mapping) -> bool {
-        let part = (mapping.device, mapping.inode, mapping.offset, mapping.len());
-        let verdict = {
-            // Nothing panics while it holds the lock.
-            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(known.entry(part).or_default())
-        };
+    fn in_file(&self, states: &mut FileStates<'_>, mapping: &Mapping) -> bool {
+        let process = states.process;
+        let verdict =
+            self.verdict(((mapping.device, mapping.inode), states.of(mapping), mapping.offset, mapping.len()));
         *verdict.get_or_init(|| match process.open_mapped_file(mapping) {
             Ok(file) => search(mapping.len(), |at, buffer| file_part(&file, mapping.offset + at, buffer)),
             // The process's memory has the same content, but reading it may load it from the disk on behalf of the
             // process.
             Err(_) => in_memory(process, std::slice::from_ref(&(mapping.start..mapping.end))),
         })
+    }
+
+    /// The verdict on a part, which whoever asks first finds out.
+    fn verdict(&self, part: Part) -> Arc<OnceLock<bool>> {
+        // No code panics while it holds the lock.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MOST_PARTS && !known.contains_key(&part) {
+            // Files that are still in use are searched once more.
+            known.clear();
+        }
+        Arc::clone(known.entry(part).or_default())
     }
 }
 
@@ -122,6 +160,10 @@ fn search(length: u64, mut read: impl FnMut(u64, &mut [u8]) -> usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     fn found(data: &[u8]) -> bool {
@@ -170,5 +212,51 @@ mod tests {
             buffer.len() / 2
         }));
         assert_eq!(reads, 1);
+    }
+
+    /// Whether a program that sleeps contains LuaJIT's code.
+    fn is_in_sleeper(files: &CodeFiles, program: &Path) -> bool {
+        let mut child = Command::new(program).arg("60").spawn().unwrap();
+        let began = Instant::now();
+        let found = loop {
+            let process = Process::open(child.id()).unwrap();
+            let maps = process.maps().unwrap();
+            // Before that it is a fork of this process.
+            if maps.iter().any(|mapping| mapping.exec && Path::new(&*mapping.path) == program) {
+                break files.any_in(&process, &maps);
+            }
+            assert!(began.elapsed() < Duration::from_secs(20), "{program:?} does not start");
+        };
+        child.kill().unwrap();
+        child.wait().unwrap();
+        found
+    }
+
+    #[test]
+    fn a_file_that_was_changed_is_searched_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().canonicalize().unwrap().join("sleeper");
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        let files = CodeFiles::default();
+        assert!(!is_in_sleeper(&files, &program));
+        // Part of the text of its --help; so the file keeps its inode, its size and all its mappings.
+        let text = b"Pause for NUMBER seconds.  SUFFIX may";
+        let at = memchr::memmem::find(&std::fs::read(&program).unwrap(), text).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&program).unwrap();
+        file.write_all_at(&SIGNATURE, at as u64).unwrap();
+        drop(file);
+        assert!(is_in_sleeper(&files, &program));
+    }
+
+    #[test]
+    fn any_number_of_files_takes_no_more_memory() {
+        let files = CodeFiles::default();
+        for inode in 0..3 * MOST_PARTS as u64 {
+            let verdict = files.verdict((((8, 1), inode), None, 0, 4096));
+            assert_eq!(verdict.get(), None);
+            verdict.set(true).unwrap();
+            assert_eq!(files.verdict((((8, 1), inode), None, 0, 4096)).get(), Some(&true));
+        }
+        assert!(files.known.lock().unwrap().len() <= MOST_PARTS);
     }
 }

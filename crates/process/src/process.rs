@@ -292,13 +292,28 @@ impl Process {
             Ok(file) => return Ok(file),
             Err(error) => error,
         };
-        // Another file may have taken the path since (an upgrade): never read that file instead. The link to the
-        // program itself leads to the old file even then.
-        let program = PathBuf::from(format!("/proc/{}/exe", self.pid));
-        let paths = mapping.file_path().map(|path| self.rooted(path)).into_iter().chain([program]);
-        let mut files = paths.filter_map(|path| File::open(path).ok());
+        let mut files = self.paths_of_mapped(mapping).filter_map(|path| File::open(path).ok());
         let is_mapped = |file: &File| file.metadata().is_ok_and(|metadata| metadata.ino() == mapping.inode);
         files.find(is_mapped).ok_or(error)
+    }
+
+    /// The metadata of the file of a mapping, without opening the file.
+    ///
+    /// # Errors
+    /// As for [`Self::open_mapped_file`].
+    pub fn mapped_file_metadata(&self, mapping: &Mapping) -> io::Result<std::fs::Metadata> {
+        use std::os::unix::fs::MetadataExt as _;
+        std::fs::metadata(mapping.map_files_link(self.pid)).or_else(|error| {
+            let mut files = self.paths_of_mapped(mapping).filter_map(|path| std::fs::metadata(path).ok());
+            files.find(|metadata| metadata.ino() == mapping.inode).ok_or(error)
+        })
+    }
+
+    /// Paths that may lead to the file of a mapping. Another file may have taken the path of the mapping since (an upgrade): its
+    /// inode must be compared. The link to the program itself leads to the old file even then.
+    fn paths_of_mapped(&self, mapping: &Mapping) -> impl Iterator<Item = PathBuf> {
+        let program = PathBuf::from(format!("/proc/{}/exe", self.pid));
+        mapping.file_path().map(|path| self.rooted(path)).into_iter().chain([program])
     }
 }
 

@@ -17,8 +17,9 @@ use object::read::{ReadCache, ReadCacheOps, ReadRef};
 /// smaller, and so are the debug files of any LuaJIT.
 const MOST: u64 = 128 << 20;
 
-/// Files that would have needed more than that.
+/// Files that would have needed more than that: the first ones, because a target can have any number of them.
 static REFUSED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+const MOST_NAMED: usize = 256;
 static REFUSALS: AtomicU64 = AtomicU64::new(0);
 
 /// The names of the files that were not read in full because they were too large: their symbols or unwind tables are missing.
@@ -29,7 +30,10 @@ pub fn refused() -> Vec<String> {
 /// Notes a file that was not read in full.
 pub fn refuse(name: &str) {
     REFUSALS.fetch_add(1, Ordering::Relaxed);
-    REFUSED.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+    let mut refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
+    if refused.len() < MOST_NAMED {
+        refused.insert(name.to_owned());
+    }
 }
 
 /// How often a file was not read in full.

@@ -90,6 +90,9 @@ impl fmt::Display for Unread {
     }
 }
 
+/// The most files that are remembered: a target can have any number of them.
+const MOST_UNREAD: usize = 1024;
+
 static UNREAD: Mutex<BTreeMap<FileId, Unread>> = Mutex::new(BTreeMap::new());
 
 /// The files that were not read, or not in full.
@@ -105,6 +108,10 @@ pub(super) fn is_unread(file: FileId) -> bool {
 /// Notes that a file is not to be read any more. The first reason stays.
 pub(super) fn note(file: FileId, path: &str, reason: EndReason) {
     let mut unread = UNREAD.lock().unwrap_or_else(PoisonError::into_inner);
+    if unread.len() >= MOST_UNREAD && !unread.contains_key(&file) {
+        // A reader of this one may end again, and is noted again then.
+        unread.pop_first();
+    }
     unread.entry(file).or_insert_with(|| Unread { path: path.to_owned(), reason });
 }
 
