@@ -92,15 +92,19 @@ fn every_call_of_a_thousand_vms_and_of_changing_allocators_is_in_a_row() -> Resu
     println!("{all} calls: {}", run.ledger);
     ensure!(run.ledger["calls"] == all, "{all} calls: {}\n{said}", run.ledger);
     ensure!(run.ledger["balances"] == true && run.sum() == all, "{}\n{said}", run.ledger);
-    ensure!(said.contains(&format!("calls of allocator {all} of 1002 VMs: ")), "{said}");
+    let streams = run.streams()?;
+    // The host makes some four hundred VMs a second, and there is room for 128 new ones: where others keep lj-trace from the CPUs for
+    // a third of a second, some VMs are beyond the limit. Their calls have a row of their own then.
+    let beyond = run.row("not recorded: of VMs beyond the limit");
+    ensure!((streams.len() == 1002) == (beyond == 0), "{} streams: {}\n{said}", streams.len(), run.ledger);
+    ensure!((800..=1002).contains(&streams.len()), "{} streams\n{said}", streams.len());
+    ensure!(said.contains(&format!("calls of allocator {all} of {} VMs: ", streams.len())), "{said}");
     ensure!(!said.contains("NOT ACCOUNTED FOR"), "{said}");
-    // Nothing but what fails or frees nothing is without an event.
+    // Nothing else than what fails or frees nothing is without an event.
     let no_events = run.row("not recorded: failed") + run.row("not recorded: freed nothing");
     ensure!(run.row("not recorded: failed") == 1, "{}", run.ledger);
     let lost = run.row("lost: the ring buffer was full");
-    ensure!(run.row("recorded") + no_events + lost == all, "{}\n{said}", run.ledger);
-    let streams = run.streams()?;
-    ensure!(streams.len() == 1002, "{} streams", streams.len());
+    ensure!(run.row("recorded") + no_events + lost + beyond == all, "{}\n{said}", run.ledger);
     let events: u64 = streams.iter().map(|(_, stream)| stream.events.len() as u64).sum();
     ensure!(events == run.row("recorded"), "{events} events in streams: {}", run.ledger);
     for (number, stream) in streams.iter().filter(|(number, _)| *number > 2 && lost == 0) {
@@ -136,9 +140,10 @@ fn calls_between_a_change_of_allocators_and_its_probe_are_told() -> Result<()> {
 /// `lua_close` gives LuaJIT's own allocator back without a call.
 #[test]
 fn closed_vms_on_every_allocator_net_nothing() -> Result<()> {
-    let Some(run) = record(150, true, 1)? else { return Ok(()) };
+    // There is room for all of them, however late lj-trace frees the indices of closed ones.
+    let Some(run) = record(120, true, 1)? else { return Ok(()) };
     let streams = run.streams()?;
-    ensure!(streams.len() == 153, "{} streams: {}", streams.len(), run.outcome.stderr);
+    ensure!(streams.len() == 123, "{} streams: {}", streams.len(), run.outcome.stderr);
     for (number, stream) in streams.iter().filter(|(number, _)| *number > 3) {
         let left = growth(&stream.events);
         ensure!(left == 0, "the stream of VM {number}, which is closed, has {left} bytes left");
