@@ -28,6 +28,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("overhead", TIME),
     ("privileges::root_gives_up_its_powers_once_it_has_attached", LOAD),
     ("privileges::three_capabilities_are_enough_and_one_is_to_the_end", LOAD),
+    ("request_allocations", LOAD),
     ("soak", TIME),
     ("soak_memory", TIME),
     ("stories", "the same as others, for minutes"),

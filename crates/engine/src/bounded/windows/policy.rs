@@ -27,8 +27,7 @@ const LONGEST_PERIOD: f64 = 2.0;
 /// count in addition.
 const EDGE: f64 = 0.000_1;
 
-/// The part of the budget that windows are planned for. The cost of an event is known no better than that: with 0.65 and a budget of
-/// 1%, processes lost 0.98% to 1.17%.
+/// The part of the budget that windows are planned for. The cost of an event is known no better than that.
 const PLANNED: f64 = 0.55;
 
 /// The number of past windows that the plan for the next one uses.
