@@ -37,7 +37,8 @@ impl TaskEvents {
     /// Waits until a task has started or ended since the last call, or for so long; returns whether one has.
     ///
     /// # Errors
-    /// Whatever `poll(2)` gives; or a CPU came online or went offline, so that tasks of one CPU are missed from now on.
+    /// Whatever `poll(2)` gives; or a CPU went offline, whose event reports nothing any more. [`Self::is_complete`] tells of CPUs that came
+    /// online.
     pub fn wait(&self, timeout: Duration) -> io::Result<bool> {
         let mut polled: Vec<libc::pollfd> = self.rings.iter().map(TaskRing::polled).collect();
         let milliseconds = libc::c_int::try_from(timeout.as_millis()).unwrap_or(libc::c_int::MAX);

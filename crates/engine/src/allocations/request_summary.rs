@@ -60,20 +60,9 @@ impl AllocationRequestSummary {
     /// # Errors
     /// As `out`.
     pub fn write_counts(&self, events: u64, out: &mut String) -> std::fmt::Result {
-        let RequestTally { is_wanted, found, without, unknown, others, no_phases } = &self.tally;
-        if *is_wanted {
-            let share = |count: u64| format!("{count} ({})", percent(count, events));
-            writeln!(out, "  request known      {}", share(*found))?;
-            writeln!(out, "  of no request      {}", share(*without))?;
-            for (reason, count) in unknown {
-                writeln!(out, "  request not known  {}: {reason}", share(*count))?;
-            }
-            if let Some(why) = no_phases {
-                writeln!(out, "  no phases          {why}")?;
-            }
-            if *others > 0 {
-                writeln!(out, "  names beyond 256   called [other]: {others} times")?;
-            }
+        self.tally.write_counts(|count| format!("{count} ({})", percent(count, events)), out)?;
+        if self.tally.is_wanted && self.tally.others > 0 {
+            writeln!(out, "  names beyond 256   called [other]: {} times", self.tally.others)?;
         }
         if self.left_out > 0 {
             writeln!(out, "  events of other requests, which --only leaves out: {}", self.left_out)?;

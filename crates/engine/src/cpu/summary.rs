@@ -159,17 +159,7 @@ impl Summary {
 impl Summary {
     /// The number of samples whose request is known, if there are any.
     fn write_requests(&self, out: &mut String) -> std::fmt::Result {
-        let RequestTally { is_wanted, found, without, unknown, no_phases, .. } = &self.requests;
-        let with_lua = self.tally.with_lua;
-        if !is_wanted {
-            return Ok(());
-        }
-        writeln!(out, "  request known      {}", share(*found, with_lua))?;
-        writeln!(out, "  of no request      {}", share(*without, with_lua))?;
-        for (reason, count) in unknown {
-            writeln!(out, "  request not known  {}: {reason}", share(*count, with_lua))?;
-        }
-        no_phases.map_or(Ok(()), |why| writeln!(out, "  no phases          {why}"))
+        self.requests.write_counts(|count| share(count, self.tally.with_lua), out)
     }
 }
 

@@ -77,6 +77,23 @@ impl RequestTally {
         self.no_phases = self.no_phases.or(other.no_phases);
     }
 
+    /// Writes what became of the look for requests, a line for each outcome, with `share` of what was counted. Writes nothing if
+    /// lj-trace did not look for requests.
+    ///
+    /// # Errors
+    /// As `out`.
+    pub fn write_counts(&self, share: impl Fn(u64) -> String, out: &mut impl std::fmt::Write) -> std::fmt::Result {
+        if !self.is_wanted {
+            return Ok(());
+        }
+        writeln!(out, "  request known      {}", share(self.found))?;
+        writeln!(out, "  of no request      {}", share(self.without))?;
+        for (reason, count) in &self.unknown {
+            writeln!(out, "  request not known  {}: {reason}", share(*count))?;
+        }
+        self.no_phases.map_or(Ok(()), |why| writeln!(out, "  no phases          {why}"))
+    }
+
     /// Why none of the counted things has labels, each called `sample` in the text; [`None`] if some have.
     pub fn why_none(&self, sample: &str) -> Option<String> {
         if self.found > 0 {
