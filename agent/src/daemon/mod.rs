@@ -11,14 +11,6 @@ mod groups;
 pub mod metadata;
 mod metrics;
 mod own_usage;
-/// Waits until the next turn is due, or a process was found: such a process may exit soon, so it must not wait.
-async fn next_turn(ticks: &mut Interval, discovery: &Discovery) {
-    tokio::select! {
-        _ = ticks.tick() => {}
-        () = discovery.finds() => {}
-    }
-}
-
 #[cfg(test)]
 mod packaged;
 mod ready;
@@ -368,5 +360,13 @@ impl<'a> Daemon<'a> {
             say(Priority::Warning, &format!("lj-trace: {}", error.message));
         }
         sinks.end_round();
+    }
+}
+
+/// Waits until the next turn is due, or a process was found: such a process may exit soon, so it must not wait.
+async fn next_turn(ticks: &mut Interval, discovery: &Discovery) {
+    tokio::select! {
+        _ = ticks.tick() => {}
+        () = discovery.finds() => {}
     }
 }
