@@ -38,6 +38,13 @@ pub const SYSBENCH: &str = "sysbench";
 /// The Python package `lupa`, with several LuaJITs linked into extension modules.
 pub const LUPA: &str = "lupa";
 
+/// Coroutines with an event loop of their own, for Lua 5.1.
+pub const CQUEUES: &str = "lua-cqueues";
+/// Coroutines around the sockets of `lua-socket`, for Lua 5.1.
+pub const COPAS: &str = "lua-copas";
+/// libuv's event loop, for Lua 5.1.
+pub const LUV: &str = "lua-luv";
+
 /// Go, whose `go tool pprof` shows profiles.
 pub const GO: &str = "go";
 /// Debian's Chromium.
@@ -82,6 +89,9 @@ impl Program {
                 WRK => "usr/bin/wrk",
                 SYSBENCH => "usr/bin/sysbench",
                 LUPA => "lupa/__init__.py",
+                CQUEUES => "usr/lib/x86_64-linux-gnu/lua/5.1/_cqueues.so",
+                COPAS => "usr/share/lua/5.1/copas.lua",
+                LUV => "usr/lib/x86_64-linux-gnu/lua/5.1/luv.so",
                 // Built from the crate luajit-src.
                 variant => return Self::find_variant(variant),
             })),

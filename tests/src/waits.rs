@@ -94,6 +94,22 @@ pub fn variance(waits: f64, seconds: f64, looks: f64) -> f64 {
     waits * looks.powi(2) * (1.0 - (1.0 - of_stretch).powi(3)) / 3.0
 }
 
+/// Lines that lead to waits in a text: what each is called, and how many coroutines wait in what it calls.
+///
+/// # Errors
+/// If a row is not understood.
+pub fn told_callers(text: &str) -> Result<Vec<(String, f64)>> {
+    let rows = text.lines().skip_while(|line| !line.starts_with("Lines that lead to waits")).skip(2);
+    let rows = rows.take_while(|line| !line.trim().is_empty() && !line.contains(" more"));
+    rows.map(|row| {
+        let mut words = row.split_whitespace();
+        let (mean, _share, name) = (words.next(), words.next(), words.next());
+        let mean = mean.and_then(|mean| mean.parse().ok()).with_context(|| format!("{row:?}"))?;
+        Ok((name.with_context(|| format!("{row:?}"))?.to_owned(), mean))
+    })
+    .collect()
+}
+
 /// Compares what lj-trace tells of a script with the truth: places are lines that are marked `waits in NAME`. Numbers and shares
 /// are off by no more than chance is good for, and by what a beginning and an end at other moments make of it: 5% of a number,
 /// and a third of a point of a share.
@@ -101,18 +117,31 @@ pub fn variance(waits: f64, seconds: f64, looks: f64) -> f64 {
 /// # Errors
 /// If they differ by more.
 pub fn compare(script: &str, text: &str, truth: &WaitTruth) -> Result<()> {
-    let places = told(text)?;
+    let places: Vec<_> = told(text)?.into_iter().map(|place| (place.name, place.mean.0)).collect();
+    compare_lines(script, &places, text, truth)
+}
+
+/// The same of lines that have called a library, in which the coroutines wait.
+///
+/// # Errors
+/// If they differ by more.
+pub fn compare_callers(script: &str, text: &str, truth: &WaitTruth) -> Result<()> {
+    compare_lines(script, &told_callers(text)?, text, truth)
+}
+
+/// Compares lines with how many coroutines wait there, as told in `text`.
+fn compare_lines(script: &str, lines: &[(String, f64)], text: &str, truth: &WaitTruth) -> Result<()> {
     let all: f64 = truth.places.values().map(|(seconds, _)| seconds).sum();
-    let own = |name: &str| {
+    let own = |name: &str| -> f64 {
         let end = format!("@{script}:{}", line_of(script, &format!("waits in {name}")));
-        places.iter().filter(move |place| place.name.ends_with(&end))
+        lines.iter().filter(|(line, _)| line.ends_with(&end)).map(|(_, mean)| mean).sum()
     };
-    let told_all: f64 = truth.places.keys().flat_map(|name| own(name)).map(|place| place.mean.0).sum();
+    let told_all: f64 = truth.places.keys().map(|name| own(name)).sum();
     let variance_of = |(seconds, count): &(f64, u64)| variance(*count as f64, *seconds, LOOKS);
     let variance_all: f64 = truth.places.values().map(variance_of).sum();
     for (name, place) in &truth.places {
         let (seconds, count) = place;
-        let mean: f64 = own(name).map(|place| place.mean.0).sum();
+        let mean = own(name);
         let expected = seconds / truth.whole;
         let variance = variance_of(place);
         let chance = ERRORS * variance.sqrt() / truth.whole;

@@ -2,15 +2,16 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::chance::ERRORS;
 use lj_trace_tests::nginx::Nginx;
-use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
+use lj_trace_tests::programs::{COPAS, CQUEUES, LUAJIT, LUV, Program, TARANTOOL, folder};
 use lj_trace_tests::source::line_of;
 use lj_trace_tests::tracer::{Tracer, exit_code, run};
-use lj_trace_tests::waits::{WaitTruth, compare, compare_lengths, told};
+use lj_trace_tests::waits::{WaitTruth, compare, compare_callers, compare_lengths, told};
 use lj_trace_tests::workload::Workload;
 
 /// Begins to look at a process, with these more words; what it tells goes to `waits.txt` in `folder`.
@@ -27,9 +28,12 @@ fn text(folder: &Path) -> Result<String> {
 
 /// Runs a workload and looks at it while it works. What was told, and the truth.
 fn recorded(program: &Program, script: &str, arguments: &[&str], more: &[&str]) -> Result<(String, WaitTruth)> {
+    recorded_of(Workload::start(program, script, arguments)?, arguments[1].parse()?, more)
+}
+
+/// The same of a workload that is ready, and works for so many seconds.
+fn recorded_of(mut workload: Workload, seconds: u32, more: &[&str]) -> Result<(String, WaitTruth)> {
     let folder = tempfile::tempdir()?;
-    let mut workload = Workload::start(program, script, arguments)?;
-    let seconds = arguments[1];
     let duration = format!("{seconds}s");
     let more = [&["-d", duration.as_str()], more].concat();
     let tracer = start(workload.pid(), folder.path(), &more)?;
@@ -64,6 +68,44 @@ fn fibers_are_coroutines_too() -> Result<()> {
     let Some(program) = Program::find(TARANTOOL) else { return Ok(()) };
     let (text, truth) = recorded(&program, "waits_tarantool.lua", &["200", "20", "4", "1", "4"], &[])?;
     compare("waits_tarantool.lua", &text, &truth)
+}
+
+/// The coroutines of a library yield in the library's own code, all in one line: who has called it is what differs. The library is
+/// in the first of these packages, and needs the others.
+fn of_library(name: &str, packages: &[&'static str], coroutines: &str, seed: &str) -> Result<()> {
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    if Program::find(packages[0]).is_none() {
+        return Ok(());
+    }
+    let within = |below: &str| -> String {
+        packages.iter().map(|package| format!("{}/{below};", folder(package).join("usr").display())).collect()
+    };
+    let seconds = 20;
+    let mut command = Command::new(&program.path);
+    command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")).arg("waits_libraries.lua");
+    command.args([coroutines, &seconds.to_string(), seed, "1", "4", name]);
+    command.env("LUA_PATH", within("share/lua/5.1/?.lua"));
+    command.env("LUA_CPATH", within("lib/x86_64-linux-gnu/lua/5.1/?.so"));
+    let (text, truth) = recorded_of(Workload::spawn(&mut command)?, seconds, &[])?;
+    compare_callers("waits_libraries.lua", &text, &truth)?;
+    let places = told(&text)?;
+    ensure!(places.len() == 1 && places[0].called == "coroutine.yield", "not in one line of the library: {text}");
+    Ok(())
+}
+
+#[test]
+fn coroutines_of_cqueues_are_told_by_who_has_called() -> Result<()> {
+    of_library("cqueues", &[CQUEUES], "300", "11")
+}
+
+#[test]
+fn coroutines_of_copas_are_told_by_who_has_called() -> Result<()> {
+    of_library("copas", &[COPAS, "lua-coxpcall", "lua-socket"], "150", "12")
+}
+
+#[test]
+fn coroutines_of_luv_are_told_by_who_has_called() -> Result<()> {
+    of_library("luv", &[LUV], "300", "13")
 }
 
 #[test]

@@ -65,6 +65,31 @@ pub const UNPACKED: &[Program] = &[
         needs: &["libpcre3"],
         scope: Scope::Tests,
     },
+    // Coroutine libraries of Lua 5.1, for luajit.
+    Program {
+        name: "lua-cqueues",
+        package: "lua-cqueues",
+        file: "usr/lib/x86_64-linux-gnu/lua/5.1/_cqueues.so",
+        beside: &[],
+        needs: &[],
+        scope: Scope::Tests,
+    },
+    Program {
+        name: "lua-copas",
+        package: "lua-copas",
+        file: "usr/share/lua/5.1/copas.lua",
+        beside: &["lua-coxpcall", "lua-socket"],
+        needs: &[],
+        scope: Scope::Tests,
+    },
+    Program {
+        name: "lua-luv",
+        package: "lua-luv",
+        file: "usr/lib/x86_64-linux-gnu/lua/5.1/luv.so",
+        beside: &[],
+        needs: &[],
+        scope: Scope::Tests,
+    },
     Program { name: "wrk", package: "wrk", file: "usr/bin/wrk", beside: &[], needs: &[], scope: Scope::Tests },
     Program {
         name: "sysbench",
@@ -129,7 +154,8 @@ impl Program {
         }
         apt::unpack(self.package, &paths::programs().join(self.package))?;
         let mut packages: Vec<String> = self.needs.iter().map(|&package| package.to_owned()).collect();
-        if output(Command::new("ldd").arg(self.path()))?.contains("not found") {
+        let is_lua = self.path().extension().is_some_and(|extension| extension == "lua");
+        if !is_lua && output(Command::new("ldd").arg(self.path()))?.contains("not found") {
             packages.extend(apt::depends(self.package).into_iter().filter(|package| is_library(package)));
         }
         packages.retain(|package| !apt::is_installed(package) && apt::candidate(package).is_some());

@@ -10,6 +10,7 @@ pub mod discovery;
 mod groups;
 pub mod metadata;
 mod metrics;
+pub mod own_heap;
 mod own_usage;
 #[cfg(test)]
 mod packaged;
@@ -33,6 +34,7 @@ use config::AgentConfig;
 use discovery::{Discovery, FoundProcess};
 use metadata::{ContainerAttributes, HostAttributes};
 use metrics::{Metrics, Numbers};
+use own_heap::OwnHeap;
 use own_usage::{Advice, OwnUsage};
 use ready::Ready;
 use sinks::HostSinks;
@@ -80,6 +82,7 @@ pub struct Daemon<'a> {
     discovery: Discovery,
     sinks: Arc<HostSinks>,
     usage: OwnUsage,
+    heap: OwnHeap,
     metrics: Option<Metrics>,
     ready: Ready,
     /// The current period of [`ChosenProcesses`].
@@ -118,6 +121,7 @@ impl<'a> Daemon<'a> {
         Ok(Self {
             period: ChosenProcesses::period(&config),
             usage: OwnUsage::new(config.limits.clone(), now),
+            heap: OwnHeap::default(),
             next_round: now + first,
             next_exits: now,
             next_sign: now,
@@ -186,6 +190,7 @@ impl<'a> Daemon<'a> {
             self.next_round = (self.next_round + self.config.interval).max(now);
         }
         self.session.look_after_targets();
+        self.heap.give_back(now);
         match self.usage.look(now) {
             Some(Advice::FewerSamples) => self.take_fewer_samples(),
             Some(Advice::MoreSamples) if self.halved > 0 => self.take_more_samples(),

@@ -19,6 +19,7 @@ use super::record::interrupts::Interrupts;
 use super::record::{LimitArgs, LiveOptions, Mode, RecordArgs, can_attach, give_up_privileges, start_guardian};
 use crate::daemon::config::AgentConfig;
 use crate::daemon::metadata::ContainerAttributes;
+use crate::daemon::own_heap::OwnHeap;
 use crate::daemon::sinks::{HostSinks, ProcessSinks};
 use crate::daemon::{Daemon, Ended, Reloaded};
 use crate::exit::{CommandError, ExitCode};
@@ -33,6 +34,7 @@ pub fn run(args: &AgentArgs) -> Result<ExitCode, CommandError> {
         return dry_run::run(&config, &containers(&config)?, args.json).map(|()| ExitCode::OK);
     }
     priority::raise();
+    OwnHeap::share();
     let interrupts = Interrupts::listen_but_for_hangup()?;
     if config.memory.is_some() {
         start_guardian()?;

@@ -5,6 +5,7 @@
 //! waited there, however long each wait was: a wait of length `w` is found with probability `w / stretch`, and then
 //! counts for a whole stretch. The length of waits is another question, which pairs of looks answer ([`lengths`]).
 
+mod callers;
 pub mod lengths;
 mod text;
 

@@ -107,3 +107,22 @@ fn joined_stacks_have_one_root() {
     assert_eq!(names, ["nginx (pid 7)", "request@redis.lua:80", "ngx.thread.wait", "receive@redis.lua:80"]);
     assert_eq!(profile.join(outer, inner, 3), inner);
 }
+
+#[test]
+fn lines_that_lead_to_waits_are_told_once_each() {
+    let mut profile = WaitProfile::new("test");
+    // Recursion, and two callers of the library's line.
+    let deep = profile.stack([lua("main", 1), lua("get", 7), lua("get", 7), lua("receive", 88), library("yield")]);
+    let other = profile.stack([lua("main", 1), lua("put", 9), lua("receive", 88), library("yield")]);
+    let alone = profile.stack([lua("receive", 88), library("yield")]);
+    let itself = profile.stack([lua("loop", 3), lua("loop", 3)]);
+    profile.add(&look(1000, 10, &[(deep, 3), (other, 2), (alone, 4), (itself, 1)]));
+    let told: Vec<(String, u64)> =
+        callers::callers(&profile).into_iter().map(|caller| (caller.name, caller.time / 1_000_000_000)).collect();
+    let expected = [("main@redis.lua:1", 5), ("get@redis.lua:7", 3), ("put@redis.lua:9", 2)];
+    assert_eq!(told, expected.map(|(name, time)| (name.to_owned(), time)));
+    let mut text = Vec::new();
+    profile.write_text(Room::Unlimited, &mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains("Lines that lead to waits") && text.contains("5.0  50.00%  main@redis.lua:1"), "{text}");
+}

@@ -6,12 +6,15 @@ use std::io::{self, Write};
 use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::{Room, percent};
 
+use super::callers::{WaitCaller, callers};
 use super::{AboutLooks, Length, NINETEEN_OF_TWENTY, Pairs, WAIT, WaitProfile};
 use crate::Frame;
 use crate::model::{Profile as _, Row};
 
 /// How many places to show.
 const TOP: usize = 30;
+/// How many lines that lead to waits to show.
+const TOP_CALLERS: usize = 15;
 /// The shortest length to cut a name to.
 const LEAST_NAME: usize = 40;
 
@@ -60,11 +63,18 @@ fn place_of(profile: &WaitProfile, row: &Row<'_>) -> (String, String) {
     let called = frames().take_while(|frame| !matches!(frame, Frame::Lua { .. })).last();
     let called = called.filter(|frame| !matches!(frame, Frame::Root { .. })).map(Frame::to_string).unwrap_or_default();
     match frames().find(|frame| matches!(frame, Frame::Lua { .. })) {
-        Some(Frame::Lua { name, chunk, line: Some(line), .. }) => {
-            (format!("{}@{chunk}:{line}", name.as_deref().unwrap_or_default()), called)
-        }
-        Some(other) => (other.to_string(), called),
+        Some(frame) => (line_of(frame), called),
         None => (called, String::new()),
+    }
+}
+
+/// A function with the line that it executes, if that is known: `receive@redis.lua:88`.
+pub fn line_of(frame: &Frame) -> String {
+    match frame {
+        Frame::Lua { name, chunk, line: Some(line), .. } => {
+            format!("{}@{chunk}:{line}", name.as_deref().unwrap_or_default())
+        }
+        other => other.to_string(),
     }
 }
 
@@ -107,6 +117,24 @@ fn seconds_of(seconds: f64) -> String {
         seconds if seconds >= 0.001 => format!("{:.0} ms", seconds * 1e3),
         _ => "1 ms".to_owned(),
     }
+}
+
+/// Writes the lines that led to waits, if any did.
+fn write_callers(profile: &WaitProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
+    let callers = callers(profile);
+    if callers.is_empty() {
+        return Ok(());
+    }
+    let mean = |time: u64| time as f64 / 1e9 / profile.about.time.as_secs_f64().max(1e-9);
+    let columns = ["at a time", "%"].map(|title| Column::right(title, 0));
+    let mut table = Table::new(columns).indent(2).gap(2).end("line", Fit::Label(LEAST_NAME), room);
+    for WaitCaller { name, time } in callers.iter().take(TOP_CALLERS) {
+        table.row([format!("{:.1}", mean(*time)), percent(*time, profile.total())], name);
+    }
+    if callers.len() > TOP_CALLERS {
+        table.more(format!("{} more", callers.len() - TOP_CALLERS));
+    }
+    write!(out, "\nLines that lead to waits: how many coroutines wait in what they call\n{table}")
 }
 
 /// Writes the profile as text.
@@ -157,6 +185,7 @@ pub fn write(profile: &WaitProfile, room: Room, out: &mut dyn Write) -> io::Resu
         }
         write!(out, "{table}")?;
     }
+    write_callers(profile, room, out)?;
     if !profile.losses.is_empty() {
         let mut lost = Table::new([Column::right("", 10)]).headless();
         profile.losses.iter().for_each(|(reason, count)| lost.row([count.to_string()], reason));
