@@ -157,13 +157,18 @@ pub enum Intervals {
 
 /// A configuration without what makes it quick.
 fn usual(text: &str) -> String {
-    text.lines().filter(|line| !line.ends_with("= \"1s\"")).fold(String::new(), |text, line| text + line + "\n")
+    let is_quick = |line: &str| line.ends_with("= \"1s\"") || line == ROTATE;
+    text.lines().filter(|line| !is_quick(line)).fold(String::new(), |text, line| text + line + "\n")
 }
+
+/// Files are complete after as many intervals of a second as they are of 15 s. The rows of an incomplete file are in memory: it
+/// goes up and down with each file.
+const ROTATE: &str = "rotate = \"40s\"";
 
 fn config_text(folder: &Path, port: u16, own: &str, more: &str) -> String {
     let store = folder.join("profiles");
     format!(
-        "interval = \"1s\"\nmetrics = \"127.0.0.1:{port}\"\n{more}\n[store]\nfolder = \"{}\"\nflush = \"1s\"\n\n\
+        "interval = \"1s\"\nmetrics = \"127.0.0.1:{port}\"\n{more}\n[store]\nfolder = \"{}\"\nflush = \"1s\"\n{ROTATE}\n\n\
          [[select]]\nlabel = \"{own}\"\n",
         store.display()
     )

@@ -12,6 +12,7 @@ mod blockers_edges;
 mod children;
 mod comparing;
 mod containers;
+mod cpu_hotplug;
 mod debuginfod;
 mod deep;
 mod doctor;

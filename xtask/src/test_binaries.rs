@@ -116,7 +116,19 @@ impl TestBinary {
 /// # Errors
 /// The program does not list them.
 pub fn list(program: &Path) -> Result<Vec<String>> {
-    let list = output(Command::new(program).args(["--list", "--format=terse"]))?;
+    listed(program, &[])
+}
+
+/// The ignored tests that a program has.
+///
+/// # Errors
+/// As [`list`].
+pub fn list_ignored(program: &Path) -> Result<Vec<String>> {
+    listed(program, &["--ignored"])
+}
+
+fn listed(program: &Path, more: &[&str]) -> Result<Vec<String>> {
+    let list = output(Command::new(program).args(["--list", "--format=terse"]).args(more))?;
     Ok(list.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use lj_trace_common::config::{MAX_SAMPLERS, OTHER_SAMPLER, PidNamespace};
 use lj_trace_process::{Process, namespace};
@@ -20,6 +21,7 @@ use aya::maps::{Array, HashMap, MapData, ProgramArray};
 use aya::programs::raw_trace_point::RawTracePointLink;
 use aya::programs::{PerfEvent, ProgramFd, RawTracePoint};
 
+use super::cpu_switches::{CpuSwitches, SwitchedOn};
 use super::online::{Coverage, online, online_lately};
 use super::perf_event::{self, Attached};
 use super::programs::Programs;
@@ -31,14 +33,33 @@ pub(super) struct CpuEvents {
     /// How many ticks at `rate` each tick stands for by now.
     weight: u32,
     namespace: PidNamespace,
+    /// The program that each event runs.
+    program: ProgramFd,
     /// The events, with the numbers of their CPUs.
     events: Vec<(u32, Attached)>,
+    coverage: Coverage,
+    switches: CpuSwitches,
+    looked: Instant,
+    /// The CPUs that were switched on so far.
+    new_cpus: Vec<NewCpu>,
     /// The map `CHOSEN`.
     chosen: HashMap<MapData, u32, u32>,
     samplers: ProgramArray<MapData>,
     taken: Vec<bool>,
     _exec: RawTracePointLink,
 }
+
+/// A CPU that was switched on during recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewCpu {
+    /// Its number.
+    pub number: u32,
+    /// Whether it has an event by now. Without privileges it gets none.
+    pub is_sampled: bool,
+}
+
+/// The shortest time between two looks at which CPUs are online: each recording asks.
+const LOOKS: Duration = Duration::from_millis(500);
 
 /// The events for sets of programs that belong to one process each: such processes share events if they are recorded at
 /// the same rate.
@@ -53,7 +74,8 @@ pub struct Chosen {
     known_as: u32,
     /// The index of its sampler, if the sampler belongs to another set.
     sampler: Option<u32>,
-    coverage: Coverage,
+    /// How many of the CPUs that were switched on are known to this recording.
+    known_cpus: usize,
 }
 
 impl Chosen {
@@ -79,15 +101,15 @@ impl Chosen {
             }
         };
         let index = lock(&events).add(sampler)?;
-        let coverage = lock(&events).coverage();
-        Ok(Self { events, id, known_as: OTHER_SAMPLER + index, sampler: Some(index), coverage })
+        let known_cpus = lock(&events).new_cpus.len();
+        Ok(Self { events, id, known_as: OTHER_SAMPLER + index, sampler: Some(index), known_cpus })
     }
 
     /// Does the same for a process that shares its programs with others; [`None`] if it does not share them.
     pub fn of_shared(programs: &Programs) -> Option<Self> {
         let (events, id, number) = programs.shared_events()?;
-        let coverage = lock(&events).coverage();
-        Some(Self { events, id, known_as: number, sampler: None, coverage })
+        let known_cpus = lock(&events).new_cpus.len();
+        Some(Self { events, id, known_as: number, sampler: None, known_cpus })
     }
 
     /// Starts sampling the process.
@@ -134,12 +156,17 @@ impl Chosen {
 
     /// How many CPUs the process is sampled on.
     pub fn cpus(&self) -> usize {
-        self.coverage.count()
+        lock(&self.events).coverage.count()
     }
 
-    /// The CPUs that were switched on during recording: the process is not sampled there. Each CPU is reported once.
-    pub fn new_cpus(&mut self) -> Vec<u32> {
-        online_lately().map_or_else(|_| Vec::new(), |online| self.coverage.look(&online))
+    /// The CPUs that were switched on since the last call. They get events if lj-trace still has the privileges. A CPU
+    /// without an event is reported once.
+    pub fn new_cpus(&mut self) -> Vec<NewCpu> {
+        let mut events = lock(&self.events);
+        events.look_for_new_cpus();
+        let new = events.new_cpus.get(self.known_cpus..).unwrap_or_default().to_vec();
+        self.known_cpus = events.new_cpus.len();
+        new
     }
 }
 
@@ -170,10 +197,11 @@ impl CpuEvents {
         let exec = program.take_link(link)?;
         let program: &mut PerfEvent = ebpf.program_mut("sample_chosen").context("no sample_chosen")?.try_into()?;
         program.load()?;
-        let program = program.fd()?.as_fd();
+        let program = program.fd()?.try_clone()?;
+        let switches = CpuSwitches::listen();
         let mut events = Vec::new();
         for cpu in online()? {
-            match perf_event::attach_to_cpu(rate, cpu, program) {
+            match perf_event::attach_to_cpu(rate, cpu, program.as_fd()) {
                 Ok(event) => events.push((cpu, event)),
                 // The CPU has gone meanwhile, or the list names CPUs that this kernel does not have.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EINVAL | libc::ENXIO)) => {}
@@ -181,13 +209,52 @@ impl CpuEvents {
             }
         }
         anyhow::ensure!(!events.is_empty(), "no CPU has room for an event");
-        let taken = vec![false; MAX_SAMPLERS as usize];
-        Ok(Self { rate, weight: 1, namespace, events, chosen, samplers, taken, _exec: exec })
+        Ok(Self {
+            rate,
+            weight: 1,
+            namespace,
+            program,
+            coverage: Coverage::of(events.iter().map(|(cpu, _)| *cpu)),
+            events,
+            switches,
+            looked: Instant::now(),
+            new_cpus: Vec::new(),
+            chosen,
+            samplers,
+            taken: vec![false; MAX_SAMPLERS as usize],
+            _exec: exec,
+        })
     }
 
-    /// The CPUs that have an event.
-    fn coverage(&self) -> Coverage {
-        Coverage::of(self.events.iter().map(|(cpu, _)| *cpu))
+    /// Puts events on the CPUs that were switched on since the last look.
+    fn look_for_new_cpus(&mut self) {
+        if self.looked.elapsed() < LOOKS {
+            return;
+        }
+        self.looked = Instant::now();
+        // A CPU that was off in between has lost its event, but is online as before.
+        match self.switches.switched_on() {
+            SwitchedOn::These(cpus) => cpus.into_iter().for_each(|cpu| self.coverage.lose(cpu)),
+            SwitchedOn::Any => self.coverage.lose_all(),
+        }
+        let Ok(online) = online_lately() else { return };
+        for number in self.coverage.look(&online) {
+            self.events.retain(|(cpu, _)| *cpu != number);
+            let event = self.attach_later(number);
+            let is_sampled = event.is_ok();
+            if let Ok(event) = event {
+                self.events.push((number, event));
+                self.coverage.cover(number);
+            }
+            self.new_cpus.push(NewCpu { number, is_sampled });
+        }
+    }
+
+    /// An event on one more CPU, that ticks as often as the others by now.
+    fn attach_later(&self, cpu: u32) -> io::Result<Attached> {
+        let event = perf_event::attach_to_cpu(self.rate, cpu, self.program.as_fd())?;
+        event.set_weight(self.rate, self.weight)?;
+        Ok(event)
     }
 
     /// Makes room for one more sampler and returns its index.

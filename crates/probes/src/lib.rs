@@ -8,6 +8,7 @@ pub mod calibrate;
 pub mod cost;
 mod counts;
 mod cpu_events;
+mod cpu_switches;
 mod error;
 pub mod gate;
 pub mod guardian;

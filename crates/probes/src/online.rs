@@ -41,7 +41,7 @@ fn parse_list(list: &str) -> Option<Vec<u32>> {
 }
 
 /// The CPUs that have events. A CPU that goes offline loses its event for good (`perf_event_exit_cpu` in Linux's
-/// `kernel/events/core.c`), and a new event needs privileges that lj-trace has given up by then.
+/// `kernel/events/core.c`), and a new event needs privileges, which lj-trace may have given up by then.
 #[derive(Debug)]
 pub struct Coverage {
     covered: BTreeSet<u32>,
@@ -52,6 +52,22 @@ impl Coverage {
     /// These CPUs have events.
     pub fn of(cpus: impl IntoIterator<Item = u32>) -> Self {
         Self { covered: cpus.into_iter().collect(), told: BTreeSet::new() }
+    }
+
+    /// A CPU has a new event.
+    pub fn cover(&mut self, cpu: u32) {
+        self.covered.insert(cpu);
+        self.told.remove(&cpu);
+    }
+
+    /// A CPU has lost its event, though it is online.
+    pub fn lose(&mut self, cpu: u32) {
+        self.covered.remove(&cpu);
+    }
+
+    /// All CPUs may have lost their events.
+    pub fn lose_all(&mut self) {
+        self.covered.clear();
     }
 
     /// How many CPUs have events.
@@ -88,5 +104,11 @@ mod tests {
         assert_eq!(coverage.look(&[0, 1, 2, 3]), [1, 3]);
         assert!(coverage.look(&[0, 1, 2, 3]).is_empty(), "that was told");
         assert_eq!(coverage.count(), 2);
+        coverage.cover(1);
+        assert!(coverage.look(&[0, 1, 2, 3]).is_empty(), "it has an event again");
+        coverage.lose(1);
+        assert_eq!(coverage.look(&[0, 1, 2, 3]), [1], "and has lost it again");
+        coverage.lose_all();
+        assert_eq!(coverage.look(&[0, 1, 2, 3]), [0, 2]);
     }
 }

@@ -12,6 +12,7 @@ use lj_trace_process::privileges::{Operation, limits};
 use lj_trace_process::{Process, TargetError};
 
 use super::cpu_events::Chosen;
+pub use super::cpu_events::NewCpu;
 use super::error::{ProbeError, whole};
 use super::perf_event::{self, Attached, Clock};
 use super::programs::Programs;
@@ -239,8 +240,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// The CPUs that were switched on during recording, each reported once: what runs there is not sampled.
-    pub fn new_cpus(&mut self) -> Vec<u32> {
+    /// The CPUs that were switched on since the last call: what ran there meanwhile was not sampled.
+    pub fn new_cpus(&mut self) -> Vec<NewCpu> {
         match &mut self.events {
             Events::OnCpus(chosen) => chosen.new_cpus(),
             Events::OnThreads(_) => Vec::new(),

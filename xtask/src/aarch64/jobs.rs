@@ -1,5 +1,6 @@
 //! Selects the end-to-end tests to run on arm64: those of features that work there.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::process::Command;
 
@@ -30,8 +31,13 @@ const LEFT_OUT: &[(&str, &str)] = &[];
 pub fn build(filter: Option<&str>) -> Result<Jobs> {
     let built = test_binaries::build_with(Target::Aarch64.cargo_for_tests("test")?, &[END_TO_END.to_owned()], |_| {})?;
     let binary = built.into_iter().find(TestBinary::is_end_to_end).context("there are no end-to-end tests")?.program;
-    let list = output(Command::new(USER_EMULATOR).arg(&binary).args(["--list", "--format=terse"]))?;
-    let tests = list.lines().filter_map(|line| line.strip_suffix(": test")?.split_once("::"));
+    let list =
+        |more: &[&str]| output(Command::new(USER_EMULATOR).arg(&binary).args(["--list", "--format=terse"]).args(more));
+    let (list, ignored) = (list(&[])?, list(&["--ignored"])?);
+    // Ignored ones take hours.
+    let ignored: HashSet<&str> = ignored.lines().collect();
+    let tests = list.lines().filter(|line| !ignored.contains(line));
+    let tests = tests.filter_map(|line| line.strip_suffix(": test")?.split_once("::"));
     let is_left_out = |file: &str, name: &str| {
         let whole = format!("{file}::{name}");
         LEFT_OUT.iter().any(|(left_out, _)| *left_out == whole)

@@ -78,7 +78,7 @@ fn script(environment: &[(&str, String)], jobs: &Jobs, times: Times) -> String {
             script,
             "began=$(date +%s)\n\
              echo '{MARK}begin {file} {name}'\n\
-             timeout --kill-after=5 {limit} {binary} --exact '{file}::{name}' --test-threads=1 --nocapture > /tmp/output 2>&1\n\
+             timeout --kill-after=5 {limit} {binary} --exact '{file}::{name}' --include-ignored --test-threads=1 --nocapture > /tmp/output 2>&1\n\
              status=$?\n\
              reason=$(grep -oE '(NOT RUN|not tested): .*' /tmp/output)\n\
              if [ $status != 0 ]; then {{ grep -m1 -A3 -E '{WHY}' /tmp/output; tail -{SHOWN} /tmp/output; }} | sed 's/^/{MARK}| /'\n\
@@ -106,7 +106,7 @@ mod tests {
         let jobs = Jobs { jobs: vec![job("one"), job("two")], left_out: Vec::new() };
         let script = script(&[("LJ_TRACE_BIN", "/a b".into())], &jobs, Times::SAME_KIND);
         assert!(script.contains("export LJ_TRACE_BIN='/a b'\n"), "{script}");
-        assert!(script.contains("'/target/it'\\''s' --exact 'truth::two'"), "{script}");
+        assert!(script.contains("'/target/it'\\''s' --exact 'truth::two' --include-ignored"), "{script}");
         assert_eq!(script.matches("@@ begin").count(), 2);
     }
 

@@ -1,5 +1,6 @@
 //! Selects the tests to run in the machine, and gives the reasons for leaving out others.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
@@ -48,6 +49,9 @@ const TICKS: &str =
 const LOAD: &str = "records a program that does nothing but allocate: more than an emulated CPU does in that time";
 const TIME: &str = "measures time, which an emulated CPU distorts";
 
+/// Files whose tests are ignored elsewhere, since they would harm whoever else uses the machine: this one is its own.
+const ONLY_HERE: &[&str] = &["cpu_hotplug"];
+
 /// One test.
 #[derive(Debug)]
 pub struct Job {
@@ -69,7 +73,8 @@ pub struct Jobs {
 }
 
 impl Jobs {
-    /// Builds the tests whose file or name contains `filter`. A test whose full name is the filter runs in any case.
+    /// Builds the tests whose file or name contains `filter`. A test whose full name is the filter runs in any case. Ignored
+    /// tests take hours, or are those that only run here.
     pub fn build(filter: Option<&str>) -> Result<Self> {
         let binary = build_tests()?;
         let is_wanted = |test: &FileAndTest<'_>| {
@@ -80,7 +85,12 @@ impl Jobs {
             is_meant && !is_left_out
         };
         let list = test_binaries::list(&binary)?;
-        let tests = list.iter().filter_map(|test| test.split_once("::")).filter(is_wanted);
+        let ignored: HashSet<String> = test_binaries::list_ignored(&binary)?.into_iter().collect();
+        let runs = |test: &&String| {
+            let is_for_here = ONLY_HERE.iter().any(|file| test.split("::").next() == Some(*file));
+            !ignored.contains(*test) || is_for_here || filter == Some(test.as_str())
+        };
+        let tests = list.iter().filter(runs).filter_map(|test| test.split_once("::")).filter(is_wanted);
         let jobs =
             tests.map(|(file, name)| Job { file: file.to_owned(), name: name.to_owned(), binary: binary.clone() });
         let jobs: Vec<_> = jobs.collect();
@@ -115,7 +125,8 @@ mod tests {
 
     #[test]
     fn what_is_left_out_exists() {
-        for (file, _) in LEFT_OUT {
+        let only_here = ONLY_HERE.iter().map(|file| (*file, ""));
+        for (file, _) in LEFT_OUT.iter().copied().chain(only_here) {
             let (file, test) = file.split_once("::").unwrap_or((file, ""));
             let path = crate::paths::root().join("tests/tests").join(format!("{file}.rs"));
             let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));

@@ -30,7 +30,7 @@ use lj_trace_probes::plan::ProbePlan;
 use lj_trace_probes::programs::{KeptPrograms, Programs};
 use lj_trace_probes::sample::Record;
 use lj_trace_probes::sample_buffer::SampleBuffer;
-use lj_trace_probes::sampler::{EventPlaces, Sampler};
+use lj_trace_probes::sampler::{EventPlaces, NewCpu, Sampler};
 use lj_trace_probes::turn_cost::TurnCost;
 use lj_trace_process::{Process, breakpoints};
 use lj_trace_profile::model::RequestKey;
@@ -96,9 +96,10 @@ pub struct Recording {
     began: Instant,
     /// When the recording was last drained.
     drained: Instant,
-    /// When the recording last checked for new CPUs, and how many there were.
+    /// When the recording last checked for new CPUs.
     cpus_looked_at: Instant,
-    new_cpus: u64,
+    /// How many it found, with a perf event and without.
+    new_cpus: [u64; 2],
     /// When sampling ends.
     ends: Option<Instant>,
     /// The indices of closed VMs from which samples may still come.
@@ -137,8 +138,11 @@ const WAITED_TOO_LONG: &str = "samples lost: too many waited for others to be wo
 const UNREAD_SAMPLES: &str = "samples were not worked off in time when recording ended";
 const UNREAD_STACKS: &str = "stacks of allocations were not worked off in time when recording ended";
 
-/// Precedes the number of CPUs that have no perf event.
-const NEW_CPUS: &str = "CPUs that were switched on after recording had begun, on which nothing was sampled";
+/// Precede the numbers of CPUs that got a perf event late, and that got none.
+const NEW_CPUS: [&str; 2] = [
+    "times that a CPU was switched on, on which the first two seconds were not sampled",
+    "CPUs that were switched on after recording had begun, on which nothing was sampled",
+];
 
 /// Samples that reports have no room for.
 const FOLDED: &str = "samples of rare stacks, which reports show as far as they share frames with others";
@@ -346,7 +350,7 @@ impl Recording {
             began: Instant::now(),
             drained: Instant::now(),
             cpus_looked_at: Instant::now(),
-            new_cpus: 0,
+            new_cpus: [0; 2],
             ends: None,
             leaving: Vec::new(),
             vms_looked_at: Instant::now(),
@@ -590,13 +594,18 @@ impl Recording {
             sampler.keep_up(&mut self.programs)?;
             if self.cpus_looked_at.elapsed() >= CPUS_INTERVAL {
                 self.cpus_looked_at = Instant::now();
-                for number in sampler.new_cpus() {
+                for NewCpu { number, is_sampled } in sampler.new_cpus() {
+                    let [covered, uncovered] = &mut self.new_cpus;
+                    if is_sampled {
+                        *covered += 1;
+                        continue;
+                    }
+                    *uncovered += 1;
                     let text = format!(
                         "lj-trace: CPU {number} was switched on after recording had begun: what {} does there is not sampled",
                         self.name
                     );
                     say(Priority::Warning, &text);
-                    self.new_cpus += 1;
                 }
             }
             if let Some(share) = over_budget.samples
@@ -942,7 +951,8 @@ impl Recording {
             let mut noted = programs.counted(&NOTED);
             let folded = outputs.folded();
             noted.extend((folded > 0).then_some((FOLDED, folded)));
-            noted.extend((new_cpus > 0).then_some((NEW_CPUS, new_cpus)));
+            let new_cpus = NEW_CPUS.into_iter().zip(new_cpus);
+            noted.extend(new_cpus.filter(|(_, count)| *count > 0));
             noted.extend((unfinished > 0).then_some((UNFINISHED, unfinished)));
             noted.extend((other_requests > 0).then_some((OTHER_REQUESTS, other_requests)));
             noted.extend((requests.others > 0).then_some((OTHER_NAMES, requests.others)));
