@@ -1,11 +1,12 @@
 //! Allocations have the labels of the request that they are for, or are marked: nginx with random locations of all kinds, whose
 //! functions count themselves what they allocate.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::nginx::Nginx;
 use lj_trace_tests::programs::{LUAJIT2, Program};
@@ -103,6 +104,67 @@ fn only_what_is_asked_for_counts() -> Result<()> {
         ensure!(outcome.stderr.contains("which --only leaves out"), "{}", outcome.stderr);
         ensure!(outcome.stderr.contains("location of the request"), "{}", outcome.stderr);
     }
+    Ok(())
+}
+
+/// More locations than there may be names: the first ones have their own, the others are together, and nothing is anybody else's.
+#[test]
+fn locations_beyond_the_bound_are_others() -> Result<()> {
+    /// Beyond `MOST_NAMES`.
+    const LOCATIONS: usize = 300;
+    const NAMES: usize = 256;
+    let configured = Nginx::configured(|_, listen| {
+        let location = |number: usize| {
+            format!(
+                "location /{number}/ {{ content_by_lua_block {{\n\
+                 local function of_{number}() local t = {{}} for i = 1, 100 do t[i] = {{ i }} end return t end\n\
+                 of_{number}() ngx.print('x') }} }}\n"
+            )
+        };
+        Ok(format!("server {{ listen {listen}; {} }}", (0..LOCATIONS).map(location).collect::<String>()))
+    })?;
+    let Some(nginx) = configured else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("memory.folded").display().to_string();
+    let pid = nginx.workers()[0].to_string();
+    let whom = ["--pid", &pid, "--mode", "memprof", "--output", &file, "--no-limit", "-v", "--group-by", "location"];
+    let mut tracer = Tracer::start(whom)?;
+    tracer.wait_until_attached()?;
+    for _ in 0..2 {
+        for number in 0..LOCATIONS {
+            ensure!(nginx.request(&format!("/{number}/"))? == "x", "{}", nginx.log());
+        }
+    }
+    tracer.signal(libc::SIGINT)?;
+    let outcome = tracer.wait()?;
+    outcome.expect(0, &[]);
+    let folded = Folded::parse(&std::fs::read_to_string(&file)?)?;
+    let (mut named, mut others) = (BTreeSet::new(), BTreeSet::new());
+    for stack in &folded.stacks {
+        let own = stack.frames.iter().find_map(|frame| frame.strip_prefix("of_")?.split('@').next());
+        let Some(own) = own else { continue };
+        let label = stack.frames[0].as_str();
+        if label == "[other]" {
+            others.insert(own.to_owned());
+        } else {
+            ensure!(label == format!("/{own}/"), "of_{own} is under {label}");
+            named.insert(own.to_owned());
+        }
+    }
+    let both = named.intersection(&others).count();
+    ensure!(
+        (named.len(), others.len(), both) == (NAMES, LOCATIONS - NAMES, 0),
+        "{} locations have their own name, {} are others, {both} both\n{}",
+        named.len(),
+        others.len(),
+        outcome.stderr
+    );
+    let told =
+        outcome.stderr.lines().find_map(|line| line.trim().strip_prefix("names beyond 256")?.split_whitespace().next());
+    let told: u64 = told.context("others are not told")?.parse()?;
+    // Each request makes a hundred tables and more, and frees nothing of that at once.
+    let least = 2 * 100 * (LOCATIONS - NAMES) as u64;
+    ensure!((least..3 * least).contains(&told), "{told} events are said to be of others\n{}", outcome.stderr);
     Ok(())
 }
 

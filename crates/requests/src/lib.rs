@@ -17,6 +17,7 @@ use lj_trace_common::vm::VmConfig;
 
 pub use arch::Accessor;
 use names::BoundedNames;
+pub use names::OTHER;
 use nginx::{Configurations, RequestPlace};
 pub use outcome::{RequestOutcome, Unlabelled};
 pub use phase::RequestPhase;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use lj_trace_profile::model::{RequestKey, RequestLabels};
+use lj_trace_requests::OTHER;
 use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::untrusted::Untrusted;
 use lj_trace_text::{Room, bytes, counted, percent};
@@ -61,8 +62,9 @@ impl AllocationRequestSummary {
     /// As `out`.
     pub fn write_counts(&self, events: u64, out: &mut String) -> std::fmt::Result {
         self.tally.write_counts(|count| format!("{count} ({})", percent(count, events)), out)?;
-        if self.tally.is_wanted && self.tally.others > 0 {
-            writeln!(out, "  names beyond 256   called [other]: {} times", self.tally.others)?;
+        let others = self.of_others();
+        if others > 0 {
+            writeln!(out, "  names beyond 256   {others} ({}), called [other]", percent(others, events))?;
         }
         if self.left_out > 0 {
             writeln!(out, "  events of other requests, which --only leaves out: {}", self.left_out)?;
@@ -71,6 +73,16 @@ impl AllocationRequestSummary {
             writeln!(out, "  no requests        no event is known to serve one: {why}")?;
         }
         Ok(())
+    }
+
+    /// The events of locations or servers that have no name of their own, because there are too many.
+    fn of_others(&self) -> u64 {
+        let is_other = |labels: &RequestLabels| {
+            let names = [RequestKey::Location, RequestKey::Server].into_iter().filter_map(|key| labels.get(key));
+            names.into_iter().any(|name| **name == *OTHER)
+        };
+        let others = self.of_labels.iter().filter(|(labels, _)| labels.as_ref().is_some_and(is_other));
+        others.map(|(_, sums)| sums.events).sum()
     }
 
     /// The locations for which the most is allocated, with their phases; nothing if no request is known.
