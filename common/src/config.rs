@@ -1,6 +1,7 @@
 //! Settings that the agent gives the BPF programs before they start, and the counters that the programs keep.
 
 use crate::c_frame::CFrameShape;
+use crate::fiber::FiberLayout;
 use crate::request::RequestLayout;
 
 /// The most VMs of one process in a memory profile: an event has one byte for the index of its VM.
@@ -76,11 +77,16 @@ pub struct Config {
     pub templates: [Template; TEMPLATES],
     /// Where the current request is found.
     pub requests: RequestLayout,
+    /// Where the current fiber is found.
+    pub fibers: FiberLayout,
 }
 
 const _: () = assert!(size_of::<VmKey>() == 8 + 2 * 4);
 
-const _: () = assert!(size_of::<Config>() == 8 + 14 * 4 + 8 + 2 * 16 + 16 * TEMPLATES + size_of::<RequestLayout>());
+const _: () = assert!(
+    size_of::<Config>()
+        == 8 + 14 * 4 + 8 + 2 * 16 + 16 * TEMPLATES + size_of::<RequestLayout>() + size_of::<FiberLayout>()
+);
 
 /// How many processes one set of BPF programs can record.
 pub const MAX_PROCESSES: u32 = 1024;

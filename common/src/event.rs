@@ -12,6 +12,7 @@
 
 use crate::arch::REGISTERS;
 pub use crate::arch::reg;
+use crate::fiber::FiberMarks;
 use crate::memory::Pod;
 use crate::request::RequestMarks;
 use crate::trace::RunningTrace;
@@ -124,6 +125,8 @@ pub struct SampleHeader {
     pub trace: RunningTrace,
     /// Marks of the request that the thread was working on.
     pub request: RequestMarks,
+    /// Marks of the fiber that the thread was running.
+    pub fiber: FiberMarks,
 }
 
 // The standard library has no `Default` for arrays as long as the register array of some processors.
@@ -244,7 +247,11 @@ const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);
     assert!(
         size_of::<SampleHeader>()
-            == (1 + REGISTERS + 11) * 8 + 18 * 4 + size_of::<RunningTrace>() + size_of::<RequestMarks>()
+            == (1 + REGISTERS + 11) * 8
+                + 18 * 4
+                + size_of::<RunningTrace>()
+                + size_of::<RequestMarks>()
+                + size_of::<FiberMarks>()
     );
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

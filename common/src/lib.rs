@@ -11,6 +11,7 @@ pub mod c_frame;
 pub mod config;
 pub mod ends;
 pub mod event;
+pub mod fiber;
 pub mod frame;
 pub mod head;
 pub mod layout;

@@ -1,9 +1,9 @@
-//! Which request a sample is for.
+//! Which request or fiber a sample is for.
 //!
 //! Both functions are global, like [`crate::memory::is_sampled_frame`], so that the verifier checks each of them once.
 //! While a sample is being built, nobody else uses the fields that they change.
 
-use lj_trace_common::event::NO_VM;
+use lj_trace_common::event::{NO_VM, reg};
 
 use crate::maps::{CONFIG, SCRATCH, VMS};
 use crate::memory::UserMemory;
@@ -26,7 +26,7 @@ pub extern "C" fn see_thread(area: u32, thread: u64) -> u32 {
     0
 }
 
-/// Reads the label of the request of the sample in this working area.
+/// Reads the labels of the request and of the fiber of the sample in this working area.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn note_request(area: u32) -> u32 {
@@ -35,5 +35,10 @@ pub extern "C" fn note_request(area: u32) -> u32 {
     let header = unsafe { &mut (*scratch).header };
     let Some(config) = CONFIG.get(header.process) else { return 0 };
     header.request.follow(&UserMemory, &config.requests);
+    // Only the main thread's fiber is known to the agent.
+    if config.fibers.current != 0 && header.pid == header.tid {
+        let sp = header.registers[reg::SP];
+        header.fiber.read(&UserMemory, &config.fibers, sp);
+    }
     0
 }
