@@ -9,6 +9,7 @@ use aya::programs::Program;
 use aya::{Btf, Ebpf};
 use lj_trace_common::allocation::tally::VmTally;
 use lj_trace_common::config::{Config, Counter, MAX_STACK, PidNamespace, TEMPLATES, Template, VmKey};
+use lj_trace_common::fiber::FiberLayout;
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::request::RequestLayout;
 use lj_trace_common::stack_end::StackEnd;
@@ -309,6 +310,14 @@ impl Programs {
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn set_requests(&mut self, layout: RequestLayout) -> Result<(), ProbeError> {
         self.change_config(|config| config.requests = layout).map_err(ProbeError::sort)
+    }
+
+    /// Tells the programs how to find the fiber that the main thread runs.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if the kernel does not take it.
+    pub fn set_fibers(&mut self, layout: FiberLayout) -> Result<(), ProbeError> {
+        self.change_config(|config| config.fibers = layout).map_err(ProbeError::sort)
     }
 
     /// Tells the programs where the main thread's stack began when the program was started.

@@ -25,6 +25,7 @@ pub mod select;
 pub mod sockets;
 pub mod started;
 pub mod switches;
+mod thread_pointer;
 pub mod tree;
 
 pub use files::TargetFiles;

@@ -1,9 +1,11 @@
-//! Finds the request that a sample belongs to.
+//! Finds the request or the fiber that a sample belongs to.
 //!
 //! [`Requests::find`] searches a process once, [`Requests::layout`] tells the kernel half where to look in each sample, and
-//! [`Requests::resolve`] turns what the kernel half has seen into labels. Every label is proven: see `docs/requests.md`.
+//! [`Requests::resolve`] turns what the kernel half has seen into labels. [`Fibers`] does the same for Tarantool's fibers.
+//! Every label is proven: see `docs/requests.md`.
 
 pub mod arch;
+mod fibers;
 mod names;
 mod nginx;
 mod outcome;
@@ -15,7 +17,8 @@ use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::request::{MAX_MODULES, NO_INDEX, RequestLayout, RequestMarks, RequestState, embedder_word};
 use lj_trace_common::vm::VmConfig;
 
-pub use arch::Accessor;
+pub use arch::{Accessor, FiberSelf};
+pub use fibers::{FiberCircumstances, Fibers};
 use names::BoundedNames;
 pub use names::OTHER;
 use nginx::{Configurations, RequestPlace};
@@ -32,6 +35,17 @@ pub struct ServedRequest {
     pub location: Option<Arc<str>>,
     /// The first name of the server in nginx's configuration, if it has one.
     pub server: Option<Arc<str>>,
+    /// The fiber of Tarantool that ran.
+    pub fiber: Option<RunningFiber>,
+}
+
+/// A fiber of Tarantool.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RunningFiber {
+    /// Its name at the time of the sample.
+    pub name: Arc<str>,
+    /// Its id. There may be any number of ids.
+    pub id: u64,
 }
 
 /// Conditions besides the request itself that decide whether its labels are right.
@@ -139,6 +153,6 @@ impl Requests {
         };
         let location = place.location.map(|name| self.locations.bounded(&name));
         let server = place.server.map(|name| self.servers.bounded(&name));
-        RequestOutcome::Found(ServedRequest { phase, location, server })
+        RequestOutcome::Found(ServedRequest { phase, location, server, fiber: None })
     }
 }

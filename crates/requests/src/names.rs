@@ -18,13 +18,14 @@ pub struct BoundedNames {
 
 impl BoundedNames {
     /// The name itself if it is one of the first [`MOST_NAMES`], else [`OTHER`].
-    pub fn bounded(&mut self, name: &Arc<str>) -> Arc<str> {
+    pub fn bounded(&mut self, name: &str) -> Arc<str> {
         if let Some(known) = self.known.get(name) {
             return Arc::clone(known);
         }
         if self.known.len() < MOST_NAMES {
-            self.known.insert(Arc::clone(name));
-            return Arc::clone(name);
+            let name: Arc<str> = name.into();
+            self.known.insert(Arc::clone(&name));
+            return name;
         }
         self.others += 1;
         OTHER.into()

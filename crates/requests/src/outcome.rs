@@ -40,6 +40,18 @@ pub enum Unlabelled {
     OtherShape,
     /// There are more locations than lj-trace remembers.
     TooMany,
+    /// It is not proven where the program's fibers have what.
+    UnprovenFibers,
+    /// It is another thread than the main one.
+    OtherThread,
+    /// The memory of the fiber cannot be read.
+    UnreadableFiber,
+    /// The stack is not that of the fiber that is said to run.
+    BetweenFibers,
+    /// The fiber's name is being changed.
+    BeingNamed,
+    /// The fiber has no id any more.
+    EndedFiber,
 }
 
 impl fmt::Display for Unlabelled {
@@ -55,6 +67,12 @@ impl fmt::Display for Unlabelled {
             Self::NoLocation => "it has neither a location nor a server",
             Self::OtherShape => "the location's configuration is laid out in another way than others",
             Self::TooMany => "there are too many locations",
+            Self::UnprovenFibers => "it is not known where fibers have their names",
+            Self::OtherThread => "it ran in another thread than the main one",
+            Self::UnreadableFiber => "the fiber could not be read",
+            Self::BetweenFibers => "the thread was between two fibers",
+            Self::BeingNamed => "the fiber was being named",
+            Self::EndedFiber => "the fiber had ended",
         })
     }
 }

@@ -118,6 +118,7 @@ pub(crate) mod label {
     pub const THREAD: &str = "thread";
     pub const THREAD_ID: &str = "thread_id";
     pub const TRACE: &str = "trace";
+    pub const FIBER_ID: &str = "fiber_id";
 }
 
 /// The parsed schema.

@@ -14,6 +14,8 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("bad_input", USER_SPACE),
     ("big_streams", USER_SPACE),
     ("dump", USER_SPACE),
+    ("fiber_labels::ids_are_those_of_the_fiber_that_runs", "the same as names, read with a program of the host"),
+    ("fiber_labels::waits_have_the_fiber_that_waits", USER_SPACE),
     ("formats", USER_SPACE),
     ("heap", USER_SPACE),
     ("hostile_files", USER_SPACE),

@@ -149,15 +149,16 @@ pub struct RecordArgs {
     #[arg(long)]
     pub traces: bool,
 
-    /// Put each stack under the location, phase or server of the request that its coroutine serves
+    /// Put each stack under the location, phase or server of the request that its coroutine serves, or under its fiber
     ///
-    /// For OpenResty, and nginx with Lua. What is known of requests is proven in the memory of the program; the rest is under
-    /// `[request not known]`, and what serves none under `[no request]`.
+    /// For OpenResty, and nginx with Lua; fibers are those of Tarantool. What is known of them is proven in the memory of the
+    /// program; the rest is under `[request not known]` or `[fiber not known]`, and what has none under `[no request]` or
+    /// `[no fiber]`.
     #[arg(long, value_enum, value_name = "LABEL")]
     pub group_by: Option<RequestKey>,
 
-    /// The same: keep only the stacks of requests with this label, such as `location=/cart` or `phase=log`; may be given
-    /// several times
+    /// The same: keep only the stacks with this label, such as `location=/cart`, `phase=log` or `fiber=expiration`; may be
+    /// given several times
     ///
     /// Locations read as in nginx's configuration: `/cart`, `= /`, `~ \.php$`, `^~ /img/`, `@fallback`. Streams (.bin) have no
     /// labels: those of a CPU profile hold what is kept, and a memory profile needs another output.
@@ -253,7 +254,7 @@ Examples:
   sudo lj-trace --pid 1234 --wait -d 30s              30 seconds from when it has a VM
   sudo lj-trace --pid 1234 --vm 0x7f30c8a193f0        one VM of several";
 
-/// Parses a label of a request: `location=/cart`.
+/// Parses a label of a request or a fiber: `location=/cart`.
 fn parse_label(text: &str) -> Result<(RequestKey, String), String> {
     let (name, value) = text.split_once('=').ok_or("it reads LABEL=VALUE, such as location=/cart")?;
     let names = || RequestKey::ALL.map(RequestKey::name).join(", ");

@@ -156,7 +156,7 @@ impl AllocationRequests {
                 RequestOutcome::Found(served) => labels(served.clone()),
                 _ => None,
             },
-            group: None,
+            ..SampleRequest::default()
         };
         let is_left_out = !sample.has(&self.only);
         if let Some(key) = self.group_by {
@@ -170,12 +170,18 @@ impl AllocationRequests {
         index
     }
 
+    fn asks_for_fibers(&self) -> bool {
+        let mut asked = self.group_by.iter().chain(self.only.iter().map(|(key, _)| key));
+        asked.any(|key| *key == RequestKey::Fiber)
+    }
+
     /// What became of all events.
     pub fn summary(&self) -> AllocationRequestSummary {
         let mut tally = RequestTally {
             is_wanted: self.requests.is_wanted(),
             others: self.requests.others(),
             no_phases: self.requests.no_phases(),
+            no_fibers: self.asks_for_fibers().then_some("memory profiles do not know of fibers"),
             ..RequestTally::default()
         };
         let mut of_labels = Vec::new();

@@ -198,7 +198,13 @@ pub(crate) fn info(sample: &Resolved, weights: [u64; 2]) -> SampleInfo {
     SampleInfo {
         // Code outside of any VM counts as a C function in streams.
         state: sample.state.unwrap_or(VmState::Cfunc),
-        labels: Labels { thread: Some(thread), state: None, trace, request: sample.request.labels.clone() },
+        labels: Labels {
+            thread: Some(thread),
+            state: None,
+            trace,
+            request: sample.request.labels.clone(),
+            fiber_id: sample.request.fiber_id,
+        },
         time: Some(sample.time),
         weights,
     }

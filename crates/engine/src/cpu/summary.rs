@@ -159,7 +159,9 @@ impl Summary {
 impl Summary {
     /// The number of samples whose request is known, if there are any.
     fn write_requests(&self, out: &mut String) -> std::fmt::Result {
-        self.requests.write_counts(|count| share(count, self.tally.with_lua), out)
+        // Fibers may run C code alone.
+        let all = self.tally.with_lua.max(self.requests.total());
+        self.requests.write_counts(|count| share(count, all), out)
     }
 }
 

@@ -40,7 +40,7 @@ use crate::allocations::MemorySummary;
 use crate::cpu::{Outputs, SampleListener, Summary, Verbosity, about_process};
 use crate::error::EngineError;
 use crate::options::{Options, Scope};
-use crate::resolve::{Pipeline, UNSEARCHED};
+use crate::resolve::{LabelLayout, Pipeline, UNSEARCHED};
 use crate::target::RecordTarget;
 use allocations::{MemoryPreparation, MemoryRecording};
 use budget::Budget;
@@ -149,7 +149,7 @@ const FOLDED: &str = "samples of rare stacks, which reports show as far as they 
 
 /// Precedes the number of samples that --only leaves out, and of samples whose location or server was beyond the limit.
 const OTHER_REQUESTS: &str = "samples of other requests, which --only leaves out";
-const OTHER_NAMES: &str = "samples of locations or servers beyond the first 256, which are called [other]";
+const OTHER_NAMES: &str = "samples of locations, servers or fibers beyond the first 256, which are called [other]";
 
 /// Precedes the number of traces that have too many possible readings to try all of them.
 const UNFINISHED: &str = "traces with too many possible readings, whose inlined functions are marked in part";
@@ -996,9 +996,14 @@ fn lost_samples(programs: &Programs, samples: Option<&(SampleBuffer, Pipeline)>)
     lost
 }
 
-/// Passes the layout of requests to the kernel half, once it is known.
+/// Passes the layout of requests or fibers to the kernel half, once it is known.
 fn tell_requests(pipeline: &mut Pipeline, programs: &mut Programs) -> Result<(), EngineError> {
-    Ok(pipeline.take_request_layout().map_or(Ok(()), |layout| programs.set_requests(layout))?)
+    match pipeline.take_label_layout() {
+        Some(LabelLayout::Requests(layout)) => programs.set_requests(layout)?,
+        Some(LabelLayout::Fibers(layout)) => programs.set_fibers(layout)?,
+        None => {}
+    }
+    Ok(())
 }
 
 /// The root frame of a process in reports of several processes; it names the VM if the process has several.

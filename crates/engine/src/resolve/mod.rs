@@ -17,5 +17,5 @@ pub use machine_code::machine_code;
 pub use naming::{Namer, UNSEARCHED};
 pub use pipeline::{Code, Pipeline, Resolved, ResolvedFrame, Tally};
 pub(crate) use requests::labels;
-pub use requests::{RequestLabeller, RequestTally, SampleRequest};
+pub use requests::{LabelLayout, RequestLabeller, RequestTally, SampleRequest};
 pub use trace_table::{SampledTrace, TraceTable};

@@ -2,6 +2,7 @@
 //! tables.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -71,6 +72,13 @@ impl Namer {
     /// The address of the native function of this name, if a file of the process has one.
     pub fn function(&mut self, name: &str) -> Option<u64> {
         self.symbolizer.function(name)
+    }
+
+    /// The code of the native function of this name.
+    pub fn function_range(&mut self, name: &str) -> Option<Range<u64>> {
+        let start = self.symbolizer.function(name)?;
+        let size = self.symbolizer.symbolize(start).size;
+        Some(start..start.wrapping_add(size))
     }
 
     /// A namer for the VMs of `process`.

@@ -10,7 +10,6 @@ use lj_trace_common::event::{
     FrameRecord, NO_POSITION, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, SAMPLE_WAIT, reg,
 };
 use lj_trace_common::frame::WalkEnd;
-use lj_trace_common::request::RequestLayout;
 use lj_trace_common::stack_end::StackEnd;
 use lj_trace_common::trace::{RunningTrace, TraceCopy};
 use lj_trace_common::vm::VmState;
@@ -25,7 +24,7 @@ use lj_trace_unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwin
 use super::layout_decision::LayoutDecision;
 use super::machine_code::{self, machine_code};
 use super::naming::Namer;
-use super::requests::{RequestLabeller, RequestTally, SampleRequest};
+use super::requests::{LabelLayout, RequestLabeller, RequestTally, SampleRequest};
 use super::stack_ends::StackEnds;
 use super::thread_names::ThreadNames;
 use super::trace_table::SampledTrace;
@@ -161,7 +160,7 @@ impl Pipeline {
         let mut places = VmPlaces::default();
         let allowance = Allowance::new();
         let mut namer = Namer::new(process, vms);
-        let requests = RequestLabeller::new(&memory, vms, &mut namer);
+        let requests = RequestLabeller::new(process, vms, &mut namer);
         vms.iter().for_each(|_| places.add());
         Self {
             places,
@@ -208,7 +207,7 @@ impl Pipeline {
     /// Adds a VM. It gets the next index.
     pub fn add_vm(&mut self, mut vm: Vm) {
         self.teach(&mut vm, self.vms.len());
-        self.requests.see_vm(&self.memory, &vm, &mut self.namer);
+        self.requests.see_vm(&vm, &mut self.namer);
         self.codes.push(machine_code(&self.memory, &vm));
         self.namer.add_vm(&vm);
         self.traces.push(Traces::within(&self.allowance));
@@ -230,7 +229,7 @@ impl Pipeline {
             return;
         }
         self.teach(&mut vm, index);
-        self.requests.see_vm(&self.memory, &vm, &mut self.namer);
+        self.requests.see_vm(&vm, &mut self.namer);
         self.codes[index] = machine_code(&self.memory, &vm);
         self.namer.replace_vm(index, &vm);
         self.replace_traces(index);
@@ -293,6 +292,7 @@ impl Pipeline {
     /// Rereads the code that the target generates while it runs. Call it before every batch of samples.
     pub fn refresh(&mut self) {
         self.namer.begin_batch();
+        self.requests.look_again();
         for (index, (code, vm)) in self.codes.iter_mut().zip(&self.vms).enumerate() {
             if !self.places.is_known(index) {
                 code.mcode.clear();
@@ -345,7 +345,7 @@ impl Pipeline {
             native = self.unwind(&sample);
         }
         self.stack_ends.note(&sample.header, &native);
-        let request = vm.map(|vm| self.requests.label(&self.memory, &self.vms[vm], &sample)).unwrap_or_default();
+        let request = self.requests.label(vm.map(|vm| &self.vms[vm]), &sample, &native);
         let on_trace = vm.and_then(|vm| self.enter_trace(vm, &mut sample, &native));
         self.was_late |= matches!(on_trace, Some(Err(NoTrace::Gone | NoTrace::Mismatch | NoTrace::Unreadable)));
         let innermost = match &on_trace {
@@ -375,11 +375,11 @@ impl Pipeline {
 
     /// Turns request labels off.
     pub fn leave_requests(&mut self) {
-        self.requests = RequestLabeller::off();
+        self.requests = RequestLabeller::off(&self.process);
     }
 
-    /// Where the kernel half has to look for requests; [`None`] if it already knows.
-    pub fn take_request_layout(&mut self) -> Option<RequestLayout> {
+    /// Where the kernel half has to look for requests or fibers; [`None`] if it already knows.
+    pub fn take_label_layout(&mut self) -> Option<LabelLayout> {
         self.requests.take_layout()
     }
 

@@ -1,17 +1,23 @@
-//! Which request a sample belongs to: its labels, and how many requests were found.
+//! Which request or fiber a sample belongs to: its labels, and how many were found.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use lj_trace_common::event::RecordKind;
+use lj_trace_common::fiber::FiberLayout;
+use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::request::{RequestLayout, RequestMarks};
 use lj_trace_luajit::Vm;
 use lj_trace_probes::sample::Sample;
-use lj_trace_process::ProcessMemory;
+use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_profile::Frame;
 use lj_trace_profile::model::{RequestKey, RequestLabels};
-use lj_trace_requests::{Circumstances, RequestOutcome, Requests, ServedRequest};
+use lj_trace_requests::{
+    Circumstances, FiberCircumstances, Fibers, RequestOutcome, Requests, RunningFiber, ServedRequest,
+};
 use lj_trace_text::counted;
+use lj_trace_unwind::{NativeFrame, NativeStack};
 
 use super::naming::Namer;
 
@@ -20,6 +26,8 @@ use super::naming::Namer;
 pub struct SampleRequest {
     /// The labels, if there is a request and it is known.
     pub labels: Option<RequestLabels>,
+    /// The id of the fiber that ran.
+    pub fiber_id: Option<u64>,
     /// Whether there may be a request that is not known.
     pub is_unknown: bool,
     /// The frame to group the sample by, if samples are grouped.
@@ -32,8 +40,10 @@ impl SampleRequest {
         let name = match self.labels.as_ref().map(|labels| labels.get(key)) {
             Some(Some(value)) => Arc::clone(value),
             Some(None) => format!("[no {key}]").into(),
-            None if self.is_unknown => "[request not known]".into(),
-            None => "[no request]".into(),
+            None => {
+                let what = if key == RequestKey::Fiber { "fiber" } else { "request" };
+                if self.is_unknown { format!("[{what} not known]") } else { format!("[no {what}]") }.into()
+            }
         };
         self.group = Some(Frame::Root { name });
     }
@@ -52,6 +62,8 @@ impl SampleRequest {
 pub struct RequestTally {
     /// Whether lj-trace looked for requests at all.
     pub is_wanted: bool,
+    /// Whether what is found are fibers, which do not serve one request each.
+    pub are_fibers: bool,
     /// Samples with labels.
     pub found: u64,
     /// Samples of coroutines that serve no request.
@@ -62,12 +74,15 @@ pub struct RequestTally {
     pub others: u64,
     /// Why phases are not known; [`None`] if they are.
     pub no_phases: Option<&'static str>,
+    /// Why fibers are not known, if the program has any; [`None`] if they are.
+    pub no_fibers: Option<&'static str>,
 }
 
 impl RequestTally {
     /// Adds the tally of another process.
     pub fn add(&mut self, other: Self) {
         self.is_wanted |= other.is_wanted;
+        self.are_fibers |= other.are_fibers;
         self.found += other.found;
         self.without += other.without;
         self.others += other.others;
@@ -75,6 +90,17 @@ impl RequestTally {
             *self.unknown.entry(reason).or_default() += count;
         }
         self.no_phases = self.no_phases.or(other.no_phases);
+        self.no_fibers = self.no_fibers.or(other.no_fibers);
+    }
+
+    /// How many were looked at.
+    pub fn total(&self) -> u64 {
+        self.found + self.without + self.unknown.values().sum::<u64>()
+    }
+
+    /// What is looked for, in words.
+    pub fn subject(&self) -> &'static str {
+        if self.are_fibers { "fiber" } else { "request" }
     }
 
     /// Writes what became of the look for requests, a line for each outcome, with `share` of what was counted. Writes nothing if
@@ -86,11 +112,13 @@ impl RequestTally {
         if !self.is_wanted {
             return Ok(());
         }
-        writeln!(out, "  request known      {}", share(self.found))?;
-        writeln!(out, "  of no request      {}", share(self.without))?;
+        let what = self.subject();
+        writeln!(out, "  {:<18} {}", format!("{what} known"), share(self.found))?;
+        writeln!(out, "  {:<18} {}", format!("of no {what}"), share(self.without))?;
         for (reason, count) in &self.unknown {
-            writeln!(out, "  request not known  {}: {reason}", share(*count))?;
+            writeln!(out, "  {:<18} {}: {reason}", format!("{what} not known"), share(*count))?;
         }
+        self.no_fibers.map_or(Ok(()), |why| writeln!(out, "  no fibers          {why}"))?;
         self.no_phases.map_or(Ok(()), |why| writeln!(out, "  no phases          {why}"))
     }
 
@@ -100,88 +128,169 @@ impl RequestTally {
             return None;
         }
         Some(match self.unknown.iter().max_by_key(|(_, count)| **count) {
+            _ if self.no_fibers.is_some() => self.no_fibers.unwrap_or_default().to_owned(),
             _ if !self.is_wanted => {
-                "its LuaJIT has no word for requests in coroutines: it is not OpenResty's".to_owned()
+                "its LuaJIT has no word for requests in coroutines, so it is not OpenResty's, and it has no fibers \
+                 of Tarantool"
+                    .to_owned()
             }
             Some((reason, count)) => format!("{reason} ({})", counted(*count, sample)),
+            None if self.are_fibers => format!("no {sample} hit a fiber"),
             None => format!("no {sample} hit a coroutine that serves a request"),
         })
     }
 }
 
-/// Finds the requests of the samples of one process.
+/// What the kernel half has to be told.
+#[derive(Clone, Copy, Debug)]
+pub enum LabelLayout {
+    /// Where nginx keeps its requests.
+    Requests(RequestLayout),
+    /// Where Tarantool keeps its fibers.
+    Fibers(FiberLayout),
+}
+
+/// Finds the requests or fibers of the samples of one process.
 pub struct RequestLabeller {
+    process: Process,
+    memory: ProcessMemory,
     requests: Requests,
+    fibers: Fibers,
+    /// The code of the functions that change a fiber's name.
+    naming: Vec<Range<u64>>,
     tally: RequestTally,
-    /// Whether the kernel half still has to be told the layout.
-    is_news: bool,
+    /// What the kernel half still has to be told.
+    news: Option<LabelLayout>,
     /// Whether request labels are off.
     is_off: bool,
 }
 
+/// Functions of Tarantool that change a fiber's name: until 2.10, and since 2.11.
+const FIBER_NAMING: [&str; 2] = ["fiber_set_name", "fiber_set_name_n"];
+
 impl RequestLabeller {
     /// A labeller for a process with these VMs, whose functions `namer` knows.
-    pub fn new(memory: &ProcessMemory, vms: &[Vm], namer: &mut Namer) -> Self {
-        let configs: Vec<_> = vms.iter().map(Vm::config).collect();
-        let requests = Requests::find(memory, &configs, |name| namer.function(name));
-        let is_news = requests.is_wanted();
-        Self { requests, tally: RequestTally::default(), is_news, is_off: false }
+    pub fn new(process: &Process, vms: &[Vm], namer: &mut Namer) -> Self {
+        let mut labeller = Self::nothing(process);
+        vms.iter().for_each(|vm| labeller.see_vm(vm, namer));
+        labeller
     }
 
     /// A labeller that finds no requests.
-    pub fn off() -> Self {
-        Self { requests: Requests::default(), tally: RequestTally::default(), is_news: false, is_off: true }
+    pub fn off(process: &Process) -> Self {
+        Self { is_off: true, ..Self::nothing(process) }
+    }
+
+    fn nothing(process: &Process) -> Self {
+        Self {
+            process: process.clone(),
+            memory: process.memory(),
+            requests: Requests::default(),
+            fibers: Fibers::default(),
+            naming: Vec::new(),
+            tally: RequestTally::default(),
+            news: None,
+            is_off: false,
+        }
     }
 
     /// One more VM: it may be the first that has requests.
-    pub fn see_vm(&mut self, memory: &ProcessMemory, vm: &Vm, namer: &mut Namer) {
-        if !self.requests.is_wanted() && !self.is_off {
-            let tally = std::mem::take(&mut self.tally);
-            *self = Self { tally, ..Self::new(memory, std::slice::from_ref(vm), namer) };
+    pub fn see_vm(&mut self, vm: &Vm, namer: &mut Namer) {
+        if self.is_off || self.requests.is_wanted() || self.fibers.are_there() {
+            return;
+        }
+        if vm.fork().contains("Tarantool") {
+            self.fibers = Fibers::find(&self.memory, |name| namer.function(name));
+            if self.fibers.are_there() {
+                self.naming = FIBER_NAMING.iter().filter_map(|name| namer.function_range(name)).collect();
+                self.look_again();
+                return;
+            }
+        }
+        self.requests = Requests::find(&self.memory, &[vm.config()], |name| namer.function(name));
+        if self.requests.is_wanted() {
+            self.news = Some(LabelLayout::Requests(self.requests.layout()));
+        }
+    }
+
+    /// Tries again to find what was not found before, because the program may not have been ready.
+    pub fn look_again(&mut self) {
+        if self.fibers.look(&self.memory, || self.process.main_thread_pointer()) {
+            self.news = self.fibers.layout().map(LabelLayout::Fibers);
         }
     }
 
     /// The layout for the kernel half, if it does not know the layout yet.
-    pub fn take_layout(&mut self) -> Option<RequestLayout> {
-        std::mem::take(&mut self.is_news).then(|| self.requests.layout())
+    pub fn take_layout(&mut self) -> Option<LabelLayout> {
+        self.news.take()
     }
 
     /// The tally of all samples.
     pub fn tally(&self) -> RequestTally {
-        let (is_wanted, others, no_phases) =
-            (self.requests.is_wanted(), self.requests.others(), self.requests.no_phases());
-        RequestTally { is_wanted, others, no_phases, ..self.tally.clone() }
+        let (requests, fibers) = (&self.requests, &self.fibers);
+        RequestTally {
+            is_wanted: requests.is_wanted() || fibers.are_there(),
+            are_fibers: fibers.are_there(),
+            others: requests.others() + fibers.others(),
+            no_phases: requests.no_phases(),
+            no_fibers: fibers.why_not(),
+            ..self.tally.clone()
+        }
     }
 
-    /// The request of a sample that hit this VM. Call it while the frames are still as the kernel has seen them.
-    pub fn label(&mut self, memory: &ProcessMemory, vm: &Vm, sample: &Sample<'_>) -> SampleRequest {
+    /// The request or the fiber of a sample that hit this VM, if it hit any. Call it while the frames are still as the kernel
+    /// has seen them.
+    pub fn label(&mut self, vm: Option<&Vm>, sample: &Sample<'_>, native: &NativeStack) -> SampleRequest {
         let inner = sample.frames.len().min(sample.header.inner_frames as usize);
-        let circumstances = Circumstances {
-            on_main_thread: sample.header.thread == vm.main_thread,
-            runs_lua: sample.frames[..inner].iter().any(|frame| frame.kind == RecordKind::Lua as u8),
+        let runs_lua = sample.frames[..inner].iter().any(|frame| frame.kind == RecordKind::Lua as u8);
+        let outcome = if self.fibers.are_there() {
+            let is_naming = |frame: &NativeFrame| self.naming.iter().any(|code| code.contains(&frame.lookup_address()));
+            let is_being_named = native.frames.iter().any(is_naming);
+            let is_other_thread = sample.header.pid != sample.header.tid;
+            let circumstances = FiberCircumstances { runs_lua, is_being_named, is_other_thread };
+            self.fibers.resolve(&sample.header.fiber, circumstances)
+        } else if let Some(vm) = vm {
+            let on_main_thread = sample.header.thread == vm.main_thread;
+            self.requests.resolve(&self.memory, &sample.header.request, Circumstances { on_main_thread, runs_lua })
+        } else {
+            RequestOutcome::NotLooked
         };
-        self.of_marks(memory, &sample.header.request, circumstances, sample.weight())
+        self.count(outcome, sample.weight())
     }
 
-    /// The request of a suspended coroutine. `runs_lua` says whether its stack has Lua functions.
-    pub fn of_coroutine(&mut self, memory: &ProcessMemory, vm: &Vm, thread: u64, runs_lua: bool) -> SampleRequest {
+    /// The request or the fiber of a suspended coroutine. `runs_lua` says whether its stack has Lua functions.
+    pub fn of_coroutine(&mut self, vm: &Vm, thread: u64, runs_lua: bool) -> SampleRequest {
+        if self.fibers.are_there() {
+            let outcome = self.fiber_of_coroutine(vm, thread);
+            return self.count(outcome, 1);
+        }
         let mut marks = RequestMarks::default();
         if self.requests.is_wanted() {
-            marks.see(memory, &vm.config(), thread, true);
-            marks.follow(memory, &self.requests.layout());
+            marks.see(&self.memory, &vm.config(), thread, true);
+            marks.follow(&self.memory, &self.requests.layout());
         }
         let circumstances = Circumstances { on_main_thread: thread == vm.main_thread, runs_lua };
-        self.of_marks(memory, &marks, circumstances, 1)
+        let outcome = self.requests.resolve(&self.memory, &marks, circumstances);
+        self.count(outcome, 1)
     }
 
-    fn of_marks(
-        &mut self,
-        memory: &ProcessMemory,
-        marks: &RequestMarks,
-        circumstances: Circumstances,
-        weight: u64,
-    ) -> SampleRequest {
-        match self.requests.resolve(memory, marks, circumstances) {
+    /// The fiber that a suspended coroutine waits in: its C frame is in the fiber's stack.
+    fn fiber_of_coroutine(&mut self, vm: &Vm, thread: u64) -> RequestOutcome {
+        /// Two bits of the address of a C frame are flags.
+        const FLAGS: u64 = 3;
+        self.look_again();
+        let cframe = self.memory.read::<u64>(thread.wrapping_add(u64::from(vm.layout.l_cframe)));
+        let Ok(cframe) = cframe else { return RequestOutcome::NotLooked };
+        if cframe & !FLAGS == 0 {
+            // It has yielded to another coroutine, and no fiber is in it.
+            return RequestOutcome::NoRequest;
+        }
+        let marks = self.fibers.of_stack(&self.memory, cframe & !FLAGS);
+        self.fibers.resolve(&marks, FiberCircumstances { runs_lua: true, ..FiberCircumstances::default() })
+    }
+
+    fn count(&mut self, outcome: RequestOutcome, weight: u64) -> SampleRequest {
+        match outcome {
             RequestOutcome::NotLooked => SampleRequest::default(),
             RequestOutcome::NoRequest => {
                 self.tally.without += weight;
@@ -193,18 +302,21 @@ impl RequestLabeller {
             }
             RequestOutcome::Found(request) => {
                 self.tally.found += weight;
-                SampleRequest { labels: labels(request), ..SampleRequest::default() }
+                let fiber_id = request.fiber.as_ref().map(|fiber| fiber.id);
+                SampleRequest { labels: labels(request), fiber_id, ..SampleRequest::default() }
             }
         }
     }
 }
 
 /// The labels of a request.
-pub(crate) fn labels(ServedRequest { phase, location, server }: ServedRequest) -> Option<RequestLabels> {
+pub(crate) fn labels(request: ServedRequest) -> Option<RequestLabels> {
+    let ServedRequest { phase, location, server, fiber } = request;
     let phase = phase.map(|phase| (RequestKey::Phase, phase.name().into()));
     let location = location.map(|name| (RequestKey::Location, name));
     let server = server.map(|name| (RequestKey::Server, name));
-    RequestLabels::new([location, phase, server].into_iter().flatten())
+    let fiber = fiber.map(|RunningFiber { name, .. }| (RequestKey::Fiber, name));
+    RequestLabels::new([location, phase, server, fiber].into_iter().flatten())
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ impl ProcessLooks {
         let root = has_root.then(|| Named::Root { name: target.name().into() });
         let memory = target.process.memory();
         let mut names = WaitNames::new(&target.process, &vms, root);
-        let requests = WaitRequests::asked(&target.options, &memory, &vms, &mut names);
+        let requests = WaitRequests::asked(&target.options, &target.process, &vms, &mut names);
         Self {
             process: target.process.clone(),
             memory,
@@ -173,7 +173,7 @@ impl ProcessLooks {
     fn add(&mut self, vm: Vm, now: Instant) {
         self.names.add_vm(&vm);
         if let Some(requests) = &mut self.requests {
-            requests.see_vm(&self.memory, &vm, &mut self.names);
+            requests.see_vm(&vm, &mut self.names);
         }
         self.vms.push(CoroutineLooks::new(vm, self.vms_so_far, now));
         self.vms_so_far += 1;

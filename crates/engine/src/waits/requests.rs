@@ -1,7 +1,7 @@
 //! Finds the request of a waiting coroutine, if stacks are grouped by request or only the stacks of some are kept.
 
 use lj_trace_luajit::Vm;
-use lj_trace_process::ProcessMemory;
+use lj_trace_process::Process;
 use lj_trace_profile::Frame as Named;
 use lj_trace_profile::model::RequestKey;
 
@@ -27,23 +27,23 @@ pub struct WaitGroup {
 
 impl WaitRequests {
     /// Request data as the options ask for it; [`None`] if they do not.
-    pub fn asked(options: &Options, memory: &ProcessMemory, vms: &[Vm], names: &mut WaitNames) -> Option<Self> {
+    pub fn asked(options: &Options, process: &Process, vms: &[Vm], names: &mut WaitNames) -> Option<Self> {
         options.wants_requests().then(|| Self {
-            labeller: RequestLabeller::new(memory, vms, names.namer()),
+            labeller: RequestLabeller::new(process, vms, names.namer()),
             group_by: options.group_by,
             only: options.only_requests.clone(),
         })
     }
 
     /// Adds a VM.
-    pub fn see_vm(&mut self, memory: &ProcessMemory, vm: &Vm, names: &mut WaitNames) {
-        self.labeller.see_vm(memory, vm, names.namer());
+    pub fn see_vm(&mut self, vm: &Vm, names: &mut WaitNames) {
+        self.labeller.see_vm(vm, names.namer());
     }
 
     /// The request data of a coroutine. `runs_lua` says whether its stack has Lua functions. The program runs meanwhile:
     /// the result is valid if the coroutine has not moved when it is known.
-    pub fn of(&mut self, memory: &ProcessMemory, vm: &Vm, thread: u64, runs_lua: bool) -> WaitGroup {
-        let mut request = self.labeller.of_coroutine(memory, vm, thread, runs_lua);
+    pub fn of(&mut self, vm: &Vm, thread: u64, runs_lua: bool) -> WaitGroup {
+        let mut request = self.labeller.of_coroutine(vm, thread, runs_lua);
         let is_left_out = !request.has(&self.only);
         if let Some(key) = self.group_by {
             request.group_by(key);

@@ -94,11 +94,15 @@ impl WaitSummary {
 /// The number of waits whose request is known, and of those whose request is not known, with the reasons.
 fn write_requests(text: &mut String, requests: &RequestTally) {
     let RequestTally { is_wanted, found, without, unknown, .. } = requests;
-    let mut parts = vec![format!("{found} with a request"), format!("{without} of coroutines that serve none")];
-    parts.extend(unknown.iter().map(|(reason, count)| format!("{count} whose request is not known: {reason}")));
+    let what = requests.subject();
+    let mut parts = vec![format!("{found} with a {what}"), format!("{without} of coroutines with none")];
+    parts.extend(unknown.iter().map(|(reason, count)| format!("{count} whose {what} is not known: {reason}")));
     // Writing to a string cannot fail.
     let _ = match is_wanted {
-        true => writeln!(text, "waits that began: {}", parts.join(", ")),
+        true => {
+            let why = requests.no_fibers.map(|why| format!(" ({why})")).unwrap_or_default();
+            writeln!(text, "waits that began: {}{why}", parts.join(", "))
+        }
         false => writeln!(text, "no requests: {}", requests.why_none("sample").unwrap_or_default()),
     };
 }

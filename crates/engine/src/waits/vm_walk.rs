@@ -103,7 +103,7 @@ impl CoroutineLooks {
                 let mut group = WaitGroup::default();
                 if let Some(requests) = looking.requests.as_mut() {
                     let runs_lua = walk.frames.iter().any(|record| record.kind == RecordKind::Lua as u8);
-                    group = requests.of(looking.memory, vm, thread, runs_lua);
+                    group = requests.of(vm, thread, runs_lua);
                     // The coroutine may serve another request by now.
                     if CoroutineSnapshot::read(looking.memory, vm, thread).as_ref() != Some(&snapshot) {
                         doubts.moving += 1;

@@ -1,4 +1,4 @@
-//! What requests cost, by location: a table for a terminal.
+//! What requests cost, by location, or what fibers cost: a table for a terminal.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
@@ -8,61 +8,74 @@ use lj_trace_text::untrusted::Untrusted;
 use lj_trace_text::{Room, counted};
 
 use super::CpuFacts;
-use crate::model::RequestKey;
+use crate::model::{RequestKey, RequestLabels};
 
-/// How many locations are listed.
+/// How many locations or fibers are listed.
 const TOP: usize = 10;
 
 /// How many phases of each are listed.
 const PHASES: usize = 3;
 
-/// A location is never cut to less than this.
+/// A name is never cut to less than this.
 const LEAST_NAME: usize = 20;
 
-/// What is known of one location.
+/// What is known of one location or fiber.
 #[derive(Default)]
-struct Location<'a> {
+struct Subject<'a> {
     samples: u64,
     phases: HashMap<&'a str, u64>,
 }
 
-/// Writes the locations that cost the most, with their phases; writes nothing if no request is known.
+/// Writes the locations or fibers that cost the most, with their phases if they have any; writes nothing if no request and
+/// no fiber is known.
 pub fn write(facts: &CpuFacts, room: Room, out: &mut String) -> std::fmt::Result {
     if facts.requests.is_empty() {
         return Ok(());
     }
-    let mut locations: HashMap<Option<(&str, Option<&str>)>, Location<'_>> = HashMap::new();
+    let labels = || facts.requests.iter().filter_map(|(labels, _)| labels.as_ref());
+    let are_fibers = labels().all(|labels| labels.get(RequestKey::Fiber).is_some());
+    let mut subjects: HashMap<Option<(&str, Option<&str>)>, Subject<'_>> = HashMap::new();
     for (labels, count) in &facts.requests {
         let text = |key| labels.as_ref().and_then(|labels| labels.get(key)).map(|value| &**value);
-        let location = || text(RequestKey::Location).unwrap_or("[no location]");
-        let location = locations.entry(labels.as_ref().map(|_| (location(), text(RequestKey::Server)))).or_default();
-        location.samples += count;
+        let name = || labels.as_ref().and_then(RequestLabels::subject).map_or("[no location]", |(_, name)| name);
+        let subject = subjects.entry(labels.as_ref().map(|_| (name(), text(RequestKey::Server)))).or_default();
+        subject.samples += count;
         if let Some(phase) = text(RequestKey::Phase) {
-            *location.phases.entry(phase).or_default() += count;
+            *subject.phases.entry(phase).or_default() += count;
         }
     }
-    let servers: HashSet<_> = locations.keys().flatten().map(|(_, server)| server).collect();
-    let mut rows: Vec<_> = locations.iter().collect();
+    let servers: HashSet<_> = subjects.keys().flatten().map(|(_, server)| server).collect();
+    let mut rows: Vec<_> = subjects.iter().collect();
     rows.sort_by(|(a_key, a), (b_key, b)| b.samples.cmp(&a.samples).then_with(|| a_key.cmp(b_key)));
     let share = |count: u64| format!("{:.1}%", count as f64 * 100.0 / facts.samples.max(1) as f64);
-    let columns = [Column::right("share", 6), Column::left("phases", 30)];
-    let mut table = Table::new(columns).gap(2).end("location of the request", Fit::Label(LEAST_NAME), room);
-    for (key, location) in rows.iter().take(TOP) {
-        let mut phases: Vec<_> = location.phases.iter().collect();
+    let phases = |subject: &Subject<'_>| {
+        let mut phases: Vec<_> = subject.phases.iter().collect();
         phases.sort_by(|(a_name, a), (b_name, b)| b.cmp(a).then_with(|| a_name.cmp(b_name)));
         let phases = phases.iter().take(PHASES).map(|(phase, count)| format!("{phase} {}", share(**count)));
-        let phases = phases.collect::<Vec<_>>().join(", ");
-        let name = match key {
-            None => "no request that is known".to_owned(),
-            Some((name, Some(server))) if servers.len() > 1 => format!("{} of {}", Untrusted(name), Untrusted(server)),
-            Some((name, _)) => Untrusted(name).to_string(),
-        };
-        table.row([share(location.samples), phases], name);
-    }
-    let rest: u64 = rows.iter().skip(TOP).map(|(_, location)| location.samples).sum();
+        phases.collect::<Vec<_>>().join(", ")
+    };
+    let name = |key: &Option<(&str, Option<&str>)>| match key {
+        None if are_fibers => "no fiber that is known".to_owned(),
+        None => "no request that is known".to_owned(),
+        Some((name, Some(server))) if servers.len() > 1 => format!("{} of {}", Untrusted(name), Untrusted(server)),
+        Some((name, _)) => Untrusted(name).to_string(),
+    };
+    let mut shown: Vec<_> =
+        rows.iter().take(TOP).map(|(key, subject)| (share(subject.samples), phases(subject), name(key))).collect();
+    let rest: u64 = rows.iter().skip(TOP).map(|(_, subject)| subject.samples).sum();
     if rest > 0 {
-        table.row([share(rest), String::new()], counted((rows.len() - TOP) as u64, "more location"));
+        let more = if are_fibers { "more fiber" } else { "more location" };
+        shown.push((share(rest), String::new(), counted((rows.len() - TOP) as u64, more)));
     }
+    let (share, end) = (Column::right("share", 6), Fit::Label(LEAST_NAME));
+    if are_fibers {
+        let mut table = Table::new([share]).gap(2).end("fiber", end, room);
+        shown.into_iter().for_each(|(share, _, name)| table.row([share], name));
+        return writeln!(out, "{table}");
+    }
+    let columns = [share, Column::left("phases", 30)];
+    let mut table = Table::new(columns).gap(2).end("location of the request", end, room);
+    shown.into_iter().for_each(|(share, phases, name)| table.row([share, phases], name));
     writeln!(out, "{table}")
 }
 
@@ -73,17 +86,21 @@ mod tests {
     use lj_trace_streams::VmState;
 
     use super::*;
-    use crate::model::{Labels, RequestLabels};
+    use crate::model::Labels;
     use crate::profile::SampleInfo;
     use crate::{CpuProfile, Frame};
 
     fn text(samples: &[(Option<&str>, &str, usize)]) -> String {
+        let labels = |location, phase| vec![(RequestKey::Location, location), (RequestKey::Phase, phase)];
+        text_of(samples.iter().map(|&(location, phase, count)| {
+            (location.map_or_else(Vec::new, |location| labels(location, phase)), count)
+        }))
+    }
+
+    fn text_of<'a>(samples: impl Iterator<Item = (Vec<(RequestKey, &'a str)>, usize)>) -> String {
         let mut profile = CpuProfile::new("");
-        for &(location, phase, count) in samples {
-            let request = location.and_then(|location| {
-                let texts = [(RequestKey::Location, location), (RequestKey::Phase, phase)];
-                RequestLabels::new(texts.map(|(key, text)| (key, Arc::from(text))))
-            });
+        for (labels, count) in samples {
+            let request = RequestLabels::new(labels.into_iter().map(|(key, text)| (key, Arc::from(text))));
             for _ in 0..count {
                 let labels = Labels { request: request.clone(), ..Labels::default() };
                 profile.add_sample(SampleInfo { labels, ..SampleInfo::new(VmState::Cfunc) }, [Frame::Internal]);
@@ -111,5 +128,16 @@ mod tests {
         let names: Vec<String> = (0..TOP + 5).map(|number| format!("/{number}")).collect();
         let samples: Vec<_> = names.iter().map(|name| (Some(name.as_str()), "content", 1)).collect();
         assert!(text(&samples).contains("5 more locations"), "{}", text(&samples));
+    }
+
+    #[test]
+    fn fibers_have_no_phases() {
+        let fiber = |name| vec![(RequestKey::Fiber, name)];
+        let shown = text_of([(fiber("iproto"), 30), (fiber("expire\n"), 60), (Vec::new(), 10)].into_iter());
+        let lines: Vec<&str> = shown.lines().map(str::trim).collect();
+        assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), ["share", "fiber"], "{shown}");
+        assert!(lines[1].starts_with("60.0%") && lines[1].ends_with("expire\\n"), "{shown}");
+        assert!(lines[2].starts_with("30.0%") && lines[2].ends_with("iproto"), "{shown}");
+        assert!(lines[3].starts_with("10.0%") && lines[3].ends_with("no fiber that is known"), "{shown}");
     }
 }

@@ -29,16 +29,16 @@ impl StackTable {
             moved[id.index()] = Some(self.take_in(labels, frames.iter().filter_map(|id| old.frame(*id)), weights));
             kept += 1;
         }
-        let known = self.sorted();
+        let (known, threads) = (self.sorted(), self.threads());
         for &(id, _) in &order[kept..] {
             let Some((labels, frames, weights)) = old.whole(id) else { continue };
             let shared = self.shared_frames(&known, frames.iter().map_while(|id| old.frame(*id)));
             let frames: Vec<Frame> = shared.iter().filter_map(|id| self.frame(*id).cloned()).collect();
             let frames = frames.iter().filter(|frame| **frame != Frame::Rare).chain([&Frame::Rare]);
-            // Threads and traces come and go as functions do.
-            let thread = labels.thread.clone().filter(|thread| self.knows_thread(thread));
+            // Threads, traces and fibers come and go as functions do.
+            let thread = labels.thread.clone().filter(|thread| threads.contains(thread));
             // Requests have a bounded number of labels.
-            let labels = Labels { thread, state: labels.state, trace: None, request: labels.request.clone() };
+            let labels = Labels { thread, state: labels.state, request: labels.request.clone(), ..Labels::default() };
             moved[id.index()] = Some(self.take_in(&labels, frames, weights));
         }
         // Every old stack has a new one.

@@ -17,6 +17,8 @@ pub struct Labels {
     pub trace: Option<u64>,
     /// The request that the coroutine served.
     pub request: Option<RequestLabels>,
+    /// The id of the fiber that ran.
+    pub fiber_id: Option<u64>,
 }
 
 /// A thread of the target.

@@ -1,4 +1,4 @@
-//! The request that a stack was seen in.
+//! The request or the fiber that a stack was seen in.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,11 +13,13 @@ pub enum RequestKey {
     Phase,
     /// The server of nginx's configuration, by the first of its names
     Server,
+    /// The fiber of Tarantool, by its name
+    Fiber,
 }
 
 impl RequestKey {
     /// All kinds, in the order in which labels have them.
-    pub const ALL: [Self; 3] = [Self::Location, Self::Phase, Self::Server];
+    pub const ALL: [Self; 4] = [Self::Location, Self::Phase, Self::Server, Self::Fiber];
 
     /// Its name, the same in all formats.
     pub const fn name(self) -> &'static str {
@@ -25,6 +27,7 @@ impl RequestKey {
             Self::Location => "location",
             Self::Phase => "phase",
             Self::Server => "server",
+            Self::Fiber => "fiber",
         }
     }
 
@@ -56,6 +59,11 @@ impl RequestLabels {
     /// The label of this kind.
     pub fn get(&self, key: RequestKey) -> Option<&Arc<str>> {
         self.0.iter().find(|(own, _)| *own == key).map(|(_, value)| value)
+    }
+
+    /// What cost is asked of first: the location, or the fiber.
+    pub fn subject(&self) -> Option<(RequestKey, &str)> {
+        [RequestKey::Location, RequestKey::Fiber].into_iter().find_map(|key| Some((key, &**self.get(key)?)))
     }
 
     /// All labels, with the names of their kinds.

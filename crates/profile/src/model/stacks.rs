@@ -1,6 +1,6 @@
 //! Stacks with their weights: every profile is made of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use lj_trace_streams::hash::AddrMap;
@@ -210,9 +210,9 @@ impl StackTable {
         self.frame_ids.get(frame).copied()
     }
 
-    /// Whether a stack belongs to this thread.
-    pub(super) fn knows_thread(&self, thread: &ThreadLabel) -> bool {
-        self.labels.iter().any(|labels| labels.thread.as_ref() == Some(thread))
+    /// The threads that stacks belong to.
+    pub(super) fn threads(&self) -> HashSet<ThreadLabel> {
+        self.labels.iter().filter_map(|labels| labels.thread.clone()).collect()
     }
 
     /// The weights of all stacks together.

@@ -5,23 +5,24 @@
 //! | item | what it is |
 //! |---|---|
 //! | `read_accessor` | what lua-nginx-module's function for the phase reads |
+//! | `read_fiber_self` | what Tarantool's function for the current fiber reads |
 
 use lj_trace_common::memory::ReadMemory;
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 #[cfg(target_arch = "aarch64")]
-use aarch64::read_accessor;
+use aarch64::{read_accessor, read_fiber_self};
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
-use x86_64::read_accessor;
+use x86_64::{read_accessor, read_fiber_self};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!(
-    "lj-trace-requests does not support this processor yet. crates/requests/src/arch has to supply for it: read_accessor. See \
-     docs/architectures.md"
+    "lj-trace-requests does not support this processor yet. crates/requests/src/arch has to supply for it: read_accessor, \
+     read_fiber_self. See docs/architectures.md"
 );
 
 /// Where lua-nginx-module keeps the phase of a request.
@@ -40,5 +41,21 @@ impl Accessor {
     /// of its context.
     pub fn read(memory: &impl ReadMemory, code: &[u8], address: u64) -> Option<Self> {
         read_accessor(memory, code, address)
+    }
+}
+
+/// Where a thread finds the fiber that it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FiberSelf {
+    /// The offset of the pointer to the thread's cord among the thread's variables, a negative one in most builds.
+    pub variable: u64,
+    /// The offset in the cord of the pointer to the fiber, in bytes.
+    pub fiber: u64,
+}
+
+impl FiberSelf {
+    /// What `fiber_self` reads, whose `code` is at `address`.
+    pub fn read(memory: &impl ReadMemory, code: &[u8], address: u64) -> Option<Self> {
+        read_fiber_self(memory, code, address)
     }
 }

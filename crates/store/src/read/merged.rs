@@ -283,8 +283,9 @@ fn labels(pairs: &[(String, String)]) -> (Labels, Option<&str>) {
     let thread = get(label::THREAD_ID).and_then(|tid| tid.parse().ok());
     let thread = thread.map(|tid| ThreadLabel { tid, name: get(label::THREAD).map(Into::into) });
     let trace = get(label::TRACE).and_then(|trace| trace.parse().ok());
+    let fiber_id = get(label::FIBER_ID).and_then(|fiber| fiber.parse().ok());
     let request = RequestKey::ALL.into_iter().filter_map(|key| Some((key, get(key.name())?.into())));
-    let labels =
-        Labels { thread, state: get(label::VM_STATE).and_then(state), trace, request: RequestLabels::new(request) };
+    let (state, request) = (get(label::VM_STATE).and_then(state), RequestLabels::new(request));
+    let labels = Labels { thread, state, trace, request, fiber_id };
     (labels, get(label::VM))
 }

@@ -218,6 +218,9 @@ impl Rows {
         if let Some(trace) = labels.trace {
             pair(label::TRACE, &trace.to_string());
         }
+        if let Some(fiber) = labels.fiber_id {
+            pair(label::FIBER_ID, &fiber.to_string());
+        }
         for (key, value) in labels.request.iter().flat_map(RequestLabels::iter) {
             pair(key, value);
         }

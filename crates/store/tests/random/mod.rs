@@ -90,7 +90,8 @@ impl Random {
         let thread = self.maybe(|random| ThreadLabel { tid: random.0.u32(..), name: random.maybe(Self::text) });
         let location = self.maybe(|random| (RequestKey::Location, random.text()));
         let request = RequestLabels::new(location);
-        Labels { thread, state: None, trace: self.maybe(|random| random.0.u64(..)), request }
+        let fiber_id = self.maybe(|random| random.0.u64(..));
+        Labels { thread, state: None, trace: self.maybe(|random| random.0.u64(..)), request, fiber_id }
     }
 
     pub fn cpu(&mut self) -> CpuProfile {

@@ -150,6 +150,9 @@ impl Builder {
         if let Some(trace) = row.labels.trace {
             label.push(Label { key: self.string("trace"), str: 0, num: signed(trace) });
         }
+        if let Some(fiber) = row.labels.fiber_id {
+            label.push(Label { key: self.string("fiber_id"), str: 0, num: signed(fiber) });
+        }
         Some(Sample { location_id, value, label })
     }
 
@@ -235,7 +238,7 @@ mod tests {
         profile.modules.insert("x.so".into(), module);
         let thread = Some(ThreadLabel { tid: 7, name: Some("worker".into()) });
         let request = RequestLabels::new([(RequestKey::Location, "/cart".into())]);
-        let labels = Labels { thread, trace: Some(3), request, ..Labels::default() };
+        let labels = Labels { thread, trace: Some(3), request, fiber_id: Some(104), ..Labels::default() };
         let info = SampleInfo { labels, ..SampleInfo::new(VmState::Cfunc) };
         let native = Frame::C { symbol: "memcpy".into(), module: Some("x.so".into()) };
         profile.add_sample(info, [Frame::vm(0), Frame::lua(Some("f".into()), b"@a.lua", 3, Some(5)), native]);
@@ -264,6 +267,7 @@ mod tests {
             ("thread", "worker", 0),
             ("thread_id", "", 7),
             ("trace", "", 3),
+            ("fiber_id", "", 104),
         ];
         assert_eq!(labels, expected);
     }

@@ -1,12 +1,10 @@
 //! Interprets `ngx_http_lua_ffi_get_phase` as the expression `request->ctx[module.ctx_index]->context`.
 
-use iced_x86::{Code, ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{Code, Instruction, OpKind, Register};
 use lj_trace_common::memory::ReadMemory;
 
+use super::follow::{CodeReader, Values, follow};
 use crate::arch::Accessor;
-
-/// The most instructions to follow.
-const MOST_INSTRUCTIONS: usize = 40;
 
 /// The offset in a request of the pointer to its contexts, in bytes.
 const CONTEXTS: u64 = 0x10;
@@ -29,70 +27,30 @@ enum Value {
 
 /// The fields that such a function reads; [`None`] if the code is not of that form.
 pub fn read_accessor(memory: &impl ReadMemory, code: &[u8], address: u64) -> Option<Accessor> {
-    let mut values = [Value::Unknown; 16];
-    values[Register::RDI.number()] = Value::Request;
-    let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
-    let mut tested = None;
-    for _ in 0..MOST_INSTRUCTIONS {
-        let instruction = decoder.decode();
-        if instruction.is_invalid() {
-            return None;
-        }
-        match instruction.flow_control() {
-            FlowControl::Next => {}
-            FlowControl::Return => {
-                let Value::Phase(accessor) = values[Register::RAX.number()] else { return None };
-                return Some(accessor);
-            }
-            FlowControl::UnconditionalBranch => {
-                go_to(&mut decoder, address, instruction.near_branch_target())?;
-                continue;
-            }
-            FlowControl::ConditionalBranch => {
-                // Continue where the context is not null.
-                tested.take()?;
-                match instruction.condition_code() {
-                    ConditionCode::e => {}
-                    ConditionCode::ne => go_to(&mut decoder, address, instruction.near_branch_target())?,
-                    _ => return None,
-                }
-                continue;
-            }
-            _ => return None,
-        }
-        if instruction.mnemonic() == Mnemonic::Test {
-            let is_context = |register: Register| matches!(of(&values, register), Value::Context(_));
-            let (first, second) = (instruction.op0_register(), instruction.op1_register());
-            tested = (first == second && is_context(first)).then_some(());
-            continue;
-        }
-        if instruction.op_count() >= 1 && instruction.op0_kind() == OpKind::Register && writes_first(&instruction) {
-            let register = instruction.op0_register().full_register();
-            if register.is_gpr64() {
-                values[register.number()] = result(memory, &values, &instruction);
-            }
-        }
+    let values = Values::of_argument(Value::Request, Value::Unknown);
+    match follow(&PhaseReader(memory), values, code, address)? {
+        Value::Phase(accessor) => Some(accessor),
+        _ => None,
     }
-    None
 }
 
-/// Whether the instruction writes its first operand.
-fn writes_first(instruction: &Instruction) -> bool {
-    !matches!(instruction.mnemonic(), Mnemonic::Push | Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Nop)
-}
+/// Knows what instructions do with a request.
+struct PhaseReader<'m, M>(&'m M);
 
-fn go_to(decoder: &mut Decoder<'_>, start: u64, target: u64) -> Option<()> {
-    decoder.set_position(usize::try_from(target.checked_sub(start)?).ok()?).ok()?;
-    decoder.set_ip(target);
-    Some(())
-}
+impl<M: ReadMemory> CodeReader for PhaseReader<'_, M> {
+    type Value = Value;
 
-fn of(values: &[Value; 16], register: Register) -> Value {
-    if register.is_gpr64() { values[register.number()] } else { Value::Unknown }
+    fn result(&self, values: &Values<Value>, instruction: &Instruction) -> Value {
+        result(self.0, values, instruction)
+    }
+
+    fn is_tested(&self, value: Value) -> bool {
+        matches!(value, Value::Context(_))
+    }
 }
 
 /// The value that an instruction puts into its first operand.
-fn result(memory: &impl ReadMemory, values: &[Value; 16], instruction: &Instruction) -> Value {
+fn result(memory: &impl ReadMemory, values: &Values<Value>, instruction: &Instruction) -> Value {
     let (width, is_load) = match instruction.code() {
         Code::Mov_r64_rm64 => (64, instruction.op1_kind() == OpKind::Memory),
         Code::Mov_r32_rm32 => (32, instruction.op1_kind() == OpKind::Memory),
@@ -104,7 +62,7 @@ fn result(memory: &impl ReadMemory, values: &[Value; 16], instruction: &Instruct
     };
     if !is_load {
         let source = instruction.op1_register();
-        return if width == 64 { of(values, source) } else { Value::Unknown };
+        return if width == 64 { values.of(source) } else { Value::Unknown };
     }
     let displacement = instruction.memory_displacement64();
     let (base, index) = (instruction.memory_base(), instruction.memory_index());
@@ -116,12 +74,12 @@ fn result(memory: &impl ReadMemory, values: &[Value; 16], instruction: &Instruct
     if base == Register::RIP || base == Register::None && index == Register::None {
         return load(displacement);
     }
-    match (of(values, base), index, width) {
+    match (values.of(base), index, width) {
         (Value::Number(number), Register::None, 64) => load(number.wrapping_add(displacement)),
         (Value::Request, Register::None, 64) if displacement == CONTEXTS => Value::Contexts,
         (Value::Contexts, Register::None, 64) if displacement.is_multiple_of(8) => context(displacement / 8),
         (Value::Contexts, index, 64) if instruction.memory_index_scale() == 8 && displacement == 0 => {
-            if let Value::Number(number) = of(values, index) {
+            if let Value::Number(number) = values.of(index) {
                 context(number)
             } else {
                 Value::Unknown
