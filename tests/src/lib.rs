@@ -19,6 +19,7 @@ pub mod disk;
 pub mod engines;
 pub mod estimates;
 pub mod family;
+pub mod fibers;
 pub mod folded;
 pub mod function_names;
 pub mod heap;

@@ -22,6 +22,7 @@ mod dump_busy;
 mod export_agent;
 mod export_otlp;
 mod export_servers;
+mod fiber_labels;
 mod first_answer;
 mod formats;
 mod function_names;
