@@ -1,12 +1,12 @@
 //! `cargo xtask test --arch aarch64`: the end-to-end tests of features that work on arm64, in an emulated machine.
 //!
-//! Its root is an unpacked Debian for arm64; the clone is mounted read-only at its own path. The tests are the same as
-//! on other machines, but cross-compiled.
+//! Its root is a copy of an unpacked Debian for arm64, in memory; the clone is mounted read-only at its own path. The tests
+//! are the same as on other machines, but cross-compiled.
 
 mod jobs;
 mod root;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::build::{BPF_OBJECT, BpfPrograms, build_bpf};
 use crate::kernel::guest::{self, Times};
 use crate::kernel::image::Image;
+use crate::kernel::initramfs::Origin;
 use crate::kernel::machine::{CONSOLE_LOG, Machine, Processor};
 use crate::kernel::report::Report;
 use crate::kernel::{initramfs, machine, needs};
@@ -45,7 +46,7 @@ pub fn test(filter: Option<&str>, minutes: u64) -> Result<()> {
     let folder = paths::target().join("aarch64");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let binary = build()?;
-    let jobs = jobs::build(filter)?;
+    let mut jobs = jobs::build(filter)?;
     if jobs.jobs.iter().any(|job| job.file == "oracle") {
         jobs::build_libraries(&folder)?;
     }
@@ -57,8 +58,13 @@ pub fn test(filter: Option<&str>, minutes: u64) -> Result<()> {
         );
     }
     root.make_place_for(paths::root())?;
+    let mut programs: Vec<_> = jobs.jobs.iter().map(|job| job.binary.clone()).chain([binary.clone()]).collect();
+    programs.sort();
+    programs.dedup();
+    let programs: Vec<_> = programs.iter().map(PathBuf::as_path).collect();
+    jobs.jobs.iter_mut().for_each(|job| job.binary = initramfs::copy_of(&job.binary));
     let environment = [
-        ("LJ_TRACE_BIN", binary.display().to_string()),
+        ("LJ_TRACE_BIN", initramfs::copy_of(&binary).display().to_string()),
         ("LJ_TRACE_TEST_WITHOUT", WITHOUT.to_owned()),
         ("LJ_TRACE_TEST_UNTRIED", "1".to_owned()),
         ("LJ_TRACE_TEST_ORACLE_LIBRARIES", folder.display().to_string()),
@@ -68,7 +74,8 @@ pub fn test(filter: Option<&str>, minutes: u64) -> Result<()> {
     let script = guest::write_script(&folder, &environment, &jobs, Times::OTHER_KIND)?;
     let image = Image { vmlinuz: root.vmlinuz.clone(), modules: None };
     let shell = root.root.join(needs::BUSYBOX.trim_start_matches('/'));
-    let initramfs = initramfs::make(&image, &shell, Some(paths::root()), &script, &folder)?;
+    let origin = Origin::Copied { clone: paths::root(), programs: &programs };
+    let initramfs = initramfs::make(&image, &shell, &origin, &script, &folder)?;
     let machine =
         Machine { processor: Processor::Aarch64, folders: &[("host", root.root.as_path()), ("clone", paths::root())] };
     let mut report = Report::new(&jobs);
@@ -81,7 +88,7 @@ pub fn test(filter: Option<&str>, minutes: u64) -> Result<()> {
 }
 
 /// Builds lj-trace.
-fn build() -> Result<std::path::PathBuf> {
+fn build() -> Result<PathBuf> {
     if let Some(binary) = std::env::var_os("LJ_TRACE_BIN") {
         // It was built before.
         return Ok(binary.into());
@@ -93,7 +100,7 @@ fn build() -> Result<std::path::PathBuf> {
 }
 
 /// The path where cargo puts lj-trace.
-fn built(profile: &str) -> std::path::PathBuf {
+fn built(profile: &str) -> PathBuf {
     paths::target().join(Target::Aarch64.name()).join(profile).join("lj-trace")
 }
 
@@ -101,7 +108,7 @@ fn built(profile: &str) -> std::path::PathBuf {
 ///
 /// # Errors
 /// It cannot be built.
-pub fn cross_build(debug: bool) -> Result<std::path::PathBuf> {
+pub fn cross_build(debug: bool) -> Result<PathBuf> {
     Target::Aarch64.install()?;
     let mut cargo = Target::Aarch64.cargo("build")?;
     let object = build_bpf(BpfPrograms::Shipped, Some(Target::Aarch64))?;

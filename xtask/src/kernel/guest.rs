@@ -91,7 +91,7 @@ fn script(environment: &[(&str, String)], jobs: &Jobs, times: Times) -> String {
 }
 
 /// Quotes a word for the shell.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 

@@ -20,6 +20,10 @@ pub const CONSOLE_LOG: &str = "console.log";
 /// The machine's memory.
 const MEMORY: &str = "3G";
 
+/// Has the kernel clear each page before it uses it. It must, because QEMU does not see what virtiofsd writes into a page
+/// ([`Origin`](super::initramfs::Origin)).
+const CLEARED: &str = "init_on_alloc=1";
+
 /// A machine to emulate, and the folders of this machine that it can see.
 pub struct Machine<'a> {
     /// The processor.
@@ -93,7 +97,7 @@ pub fn run(
         qemu.arg("-device").arg(format!("vhost-user-fs-pci,chardev={tag},tag={tag}"));
     }
     qemu.arg("-kernel").arg(&image.vmlinuz).arg("-initrd").arg(initramfs);
-    qemu.arg("-append").arg(format!("console={} quiet panic=-1", processor.console()));
+    qemu.arg("-append").arg(format!("console={} quiet panic=-1 {CLEARED}", processor.console()));
     qemu.args(["-nographic", "-nic", "none", "-no-reboot"]);
     let mut machine = Guarded(qemu.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot run QEMU")?);
     let console = BufReader::new(machine.0.stdout.take().context("no console")?);

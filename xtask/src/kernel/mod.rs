@@ -22,6 +22,7 @@ use crate::run::is_root;
 use crate::{build, consumers, paths, setup, variants};
 use guest::Times;
 use image::Image;
+use initramfs::Origin;
 use jobs::Jobs;
 use machine::{CONSOLE_LOG, Machine, Processor};
 use report::Report;
@@ -73,7 +74,7 @@ pub fn test(options: &KernelOptions, kernel: &str, filter: Option<&str>) -> Resu
         ("PATH", env::var("PATH").unwrap_or_default()),
     ];
     let script = guest::write_script(&folder, &environment, &jobs, Times::SAME_KIND)?;
-    let initramfs = initramfs::make(&image, Path::new(needs::BUSYBOX), None, &script, &folder)?;
+    let initramfs = initramfs::make(&image, Path::new(needs::BUSYBOX), &Origin::Shared, &script, &folder)?;
     let machine = Machine { processor: Processor::X86_64, folders: &[("host", Path::new("/"))] };
     let mut report = Report::new(&jobs);
     let limit = Duration::from_secs(options.minutes * 60);
