@@ -27,14 +27,25 @@ const IDLE_INTERVAL: Duration = Duration::from_millis(8);
 /// The number of equal readings in a row after which the reader uses `IDLE_INTERVAL`.
 const ALIKE: u32 = 16;
 
+/// The interval between readings if nothing has been allocated for about a second: an agent reads the counters of hundreds
+/// of processes that do nothing.
+const LONG_IDLE_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The number of equal readings in a row after which the reader uses `LONG_IDLE_INTERVAL`.
+const LONG_ALIKE: u32 = ALIKE + 125;
+
 /// Cycles with fewer readings than this are resolved by bursts of `BURST` readings, about 2 us each.
 const FEWEST_READINGS: u64 = 4;
 const BURST: u32 = 20;
 
+/// The number of intervals from one burst to the next. Bursts give rates, of which the mean of many counts, so there can be
+/// fewer of them; a thousand a second take 7% of a CPU.
+const BURST_EVERY: u32 = 4;
+
 /// The most bursts in a row that may be skipped because the machine has no other CPU than the target's.
 const MOST_SKIPPED: u32 = 50;
 
-/// The number of readings after which the length of cycles is judged.
+/// The number of intervals after which the length of cycles is judged.
 const LOOKED_OVER: u32 = 100;
 
 /// The interval between two checks that the VMs still exist.
@@ -164,7 +175,7 @@ struct Reader {
     sender: Sender<Reading>,
     /// VMs to read in addition.
     new: Receiver<Vm>,
-    /// To judge the length of cycles: the number of readings so far, the cycles begun before the first of them, and the
+    /// To judge the length of cycles: the number of intervals so far, the cycles begun before the first of them, and the
     /// verdict.
     looked: u32,
     cycles: u64,
@@ -189,7 +200,7 @@ impl Reader {
             self.look_at_cycles();
             alike = if has_changed { 0 } else { alike + 1 };
             // While nothing changes, it is enough to report one reading in eight.
-            let is_news = has_changed || alike <= ALIKE || alike % 8 == 0 || is_last;
+            let is_news = has_changed || alike <= ALIKE || alike > LONG_ALIKE || alike % 8 == 0 || is_last;
             let sum = self.sum();
             if is_news && self.sender.send(sum).is_err() || is_last {
                 return;
@@ -199,7 +210,17 @@ impl Reader {
                 let Self { memory, vms, .. } = self;
                 vms.iter_mut().for_each(|watched| watched.check(memory));
             }
-            thread::sleep(if alike > ALIKE { IDLE_INTERVAL } else { INTERVAL });
+            thread::sleep(self.interval(alike));
+        }
+    }
+
+    /// The time to the next reading or burst, after so many equal readings in a row.
+    fn interval(&self, alike: u32) -> Duration {
+        match alike {
+            0..=ALIKE if self.bursts => INTERVAL * BURST_EVERY,
+            0..=ALIKE => INTERVAL,
+            alike if alike <= LONG_ALIKE => IDLE_INTERVAL,
+            _ => LONG_IDLE_INTERVAL,
         }
     }
 
@@ -220,7 +241,7 @@ impl Reader {
 
     /// Decides whether cycles are too fast for single readings.
     fn look_at_cycles(&mut self) {
-        self.looked += 1;
+        self.looked += if self.bursts { BURST_EVERY } else { 1 };
         if self.looked >= LOOKED_OVER {
             // A thread that wakes up on the target's CPU stops the target, here a thousand times per second.
             self.other_cpu.go();

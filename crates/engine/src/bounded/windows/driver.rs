@@ -25,6 +25,10 @@ const LOOK: Duration = Duration::from_micros(500);
 /// The interval between two looks at probes that stay attached.
 const LOOK_AT_STAYING: Duration = Duration::from_millis(5);
 
+/// The longest interval between two looks at probes that nobody runs into. An agent looks after hundreds of idle processes. A
+/// program that begins to allocate meanwhile is slowed for that long at most, and its budget pays for that.
+const LOOK_AT_QUIET: Duration = Duration::from_millis(50);
+
 /// A window that has begun or ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WindowEvent {
@@ -274,11 +278,15 @@ impl Driver {
         let before = Counted::read(&self.counts);
         let allocators = self.opener.allocators();
         let (probes, opened) = self.open()?;
-        let mut spent = before;
+        let (mut spent, mut quiet) = (before, Duration::ZERO);
         let mut over = self.events.send(WindowEvent::Staying { number: self.number, opened }).map_err(|_| Stopped);
         while over.is_ok() && self.policy.may_stay() && self.opener.allocators() == allocators {
-            over = self.wait(if self.policy.is_tight() { LOOK } else { LOOK_AT_STAYING });
+            let interval = if self.policy.is_tight() { LOOK } else { LOOK_AT_STAYING };
+            over = self.wait(interval.max(quiet));
             let counted = Counted::read(&self.counts);
+            // The next look comes after as much time again as has been quiet.
+            quiet =
+                if counted.calls() == spent.calls() { (quiet * 2).clamp(LOOK, LOOK_AT_QUIET) } else { Duration::ZERO };
             self.policy.spend(counted.memory_profile(self.probes) - spent.memory_profile(self.probes));
             spent = counted;
             self.note_use();
