@@ -11,6 +11,7 @@ use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::screen::{ENDED, Screen};
 use lj_trace_tests::source::line_of;
 use lj_trace_tests::tracer::{exit_code, run};
+use lj_trace_tests::usage::let_work;
 use lj_trace_tests::workload::Workload;
 
 /// The smallest terminal that people use, and a large one.
@@ -193,6 +194,8 @@ fn ends_with_its_terminal() -> Result<()> {
             for target_first in [true, false] {
                 let what = format!("children {children}, SIGHUP {hears_hangup}, target first {target_first}");
                 let mut family = Family::start(&program, "demo.lua", 2)?;
+                // Until it works, it may have no VM.
+                let_work(family.children()?[0], 0.05)?;
                 let pid = if children { family.parent() } else { family.children()?[0] };
                 let mut arguments = vec!["top".to_owned(), format!("--pid={pid}"), "--interval=200ms".to_owned()];
                 arguments.extend(children.then(|| "--children".to_owned()));

@@ -15,6 +15,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("big_streams", USER_SPACE),
     ("dump", USER_SPACE),
     ("fiber_labels::ids_are_those_of_the_fiber_that_runs", "the same as names, read with a program of the host"),
+    ("fiber_labels::labels_are_those_of_the_function_that_runs", TICKS),
     ("fiber_labels::waits_have_the_fiber_that_waits", USER_SPACE),
     ("formats", USER_SPACE),
     ("heap", USER_SPACE),

@@ -108,7 +108,8 @@ mod tests {
     fn ask(address: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(4 * TIME)).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
+        // Whoever asks for too much is hung up on before it has said all.
+        let _ = stream.write_all(request.as_bytes());
         let mut answer = String::new();
         let _ = stream.read_to_string(&mut answer);
         answer
