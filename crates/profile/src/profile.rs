@@ -76,6 +76,11 @@ impl CpuProfile {
         self.add_sample(SampleInfo::new(vmstate), frames);
     }
 
+    /// From now on shows the root of each stack, even if it is the only one: it is a group.
+    pub fn show_roots(&mut self) {
+        self.stacks.show_roots();
+    }
+
     /// Counts a sample with more details; otherwise like [`add`](Self::add).
     pub fn add_sample(&mut self, info: SampleInfo, frames: impl IntoIterator<Item = Frame>) {
         let stack: Vec<FrameId> = frames.into_iter().map(|frame| self.intern(frame)).collect();

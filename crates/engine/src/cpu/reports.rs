@@ -157,6 +157,9 @@ impl CpuReports {
             (_, Some(nanoseconds)) => nanoseconds,
             (_, None) => self.profile.rate.map_or(0, |rate| 1_000_000_000 / u64::from(rate.max(1))),
         };
+        if sample.request.group.is_some() {
+            self.profile.show_roots();
+        }
         self.profile.add_sample(info(sample, [1, nanoseconds]), rooted(sample, root));
         self.profile.keep_within(if self.sinks.is_empty() { ANSWER_STACKS } else { STACKS });
     }

@@ -96,7 +96,10 @@ impl WaitNames {
         let mut frames: Vec<Named> = self.root.clone().into_iter().collect();
         match group {
             // The group replaces the VM.
-            Some(group) => frames.push(group),
+            Some(group) => {
+                profile.show_roots();
+                frames.push(group);
+            }
             None if vms > 1 => frames.push(Named::vm(vm)),
             None => {}
         }

@@ -16,6 +16,9 @@ impl StackTable {
     /// indexed by its old number. Frames get new numbers, too.
     pub fn fold_rare(&mut self, keep: usize) -> Vec<StackId> {
         let old = std::mem::take(self);
+        if old.shows_roots() {
+            self.show_roots();
+        }
         let mut order: Vec<_> = old.numbered().map(|(id, row)| (id, weight(row.weights))).collect();
         // Of equally heavy stacks, the newest are the most likely to come again.
         order.sort_by_key(|(id, weight)| Reverse((*weight, id.index())));

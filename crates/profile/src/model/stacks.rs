@@ -37,11 +37,13 @@ pub type Weights = [u64; 5];
 /// Stacks, root first, with their weights. Equal frames and equal stacks are stored once.
 ///
 /// A stack may begin with a [`Frame::Root`]. If all stacks begin with the same root, the root carries no information
-/// and is hidden.
+/// and is hidden, unless it is a group that somebody has asked for.
 #[derive(Clone, Debug, Default)]
 pub struct StackTable {
     /// How many different [`Frame::Root`]s there are.
     roots: usize,
+    /// Whether a root is shown even if it is the only one.
+    shows_roots: bool,
     frames: Vec<Frame>,
     frame_ids: HashMap<Frame, FrameId>,
     labels: Vec<Labels>,
@@ -91,6 +93,16 @@ impl StackTable {
         self.frames.push(frame.clone());
         self.frame_ids.insert(frame, id);
         id
+    }
+
+    /// From now on shows the root of each stack, even if it is the only one.
+    pub fn show_roots(&mut self) {
+        self.shows_roots = true;
+    }
+
+    /// Whether the root of each stack is shown in any case.
+    pub(super) fn shows_roots(&self) -> bool {
+        self.shows_roots
     }
 
     /// The number of a stack without labels, root first; a new stack weighs nothing.
@@ -168,7 +180,7 @@ impl StackTable {
     fn row_of<'a>(&'a self, stack: &'a Weighted) -> Row<'a> {
         let (labels, frames) = stack.key.split_first().unwrap_or((&FrameId(0), &[]));
         let root = frames.first().copied().filter(|&id| matches!(self.frame(id), Some(Frame::Root { .. })));
-        let hidden = usize::from(root.is_some() && self.roots == 1);
+        let hidden = usize::from(root.is_some() && self.roots == 1 && !self.shows_roots);
         Row { labels: &self.labels[labels.index()], root, frames: &frames[hidden..], weights: &stack.weights }
     }
 
@@ -255,6 +267,9 @@ mod tests {
         };
         let first = add(&mut stacks, 0);
         assert_eq!(stacks.iter(1).collect::<Vec<_>>(), [(&[code][..], 1)]);
+        let mut grouped = stacks.clone();
+        grouped.show_roots();
+        assert_eq!(grouped.iter(1).collect::<Vec<_>>(), [(&[first, code][..], 1)]);
         let second = add(&mut stacks, 1);
         assert_eq!(stacks.iter(1).collect::<Vec<_>>(), [(&[first, code][..], 1), (&[second, code][..], 1)]);
     }

@@ -83,6 +83,11 @@ impl WaitProfile {
         Self { title: title.into(), ..Self::default() }
     }
 
+    /// From now on shows the root of each stack, even if it is the only one: it is a group.
+    pub fn show_roots(&mut self) {
+        self.stacks.show_roots();
+    }
+
     /// The number of a stack, root first.
     pub fn stack(&mut self, frames: impl IntoIterator<Item = Frame>) -> StackId {
         let frames: Vec<FrameId> = frames.into_iter().map(|frame| self.stacks.intern(frame)).collect();
