@@ -17,19 +17,9 @@ math.randomseed(seed)
 
 local function now() return clock.now(clock.MONOTONIC) end
 
--- By name: seconds and how many waits.
-local places = {}
+local ledger = dofile("wait_ledger.lua")
+local note = ledger.note
 local began, ends
-
--- Notes a wait from one moment to another, as far as it is within the time that counts.
-local function note(name, from, to)
-  from, to = math.max(from, began), math.min(to, ends)
-  if to > from then
-    local place = places[name] or { seconds = 0, count = 0 }
-    places[name] = place
-    place.seconds, place.count = place.seconds + to - from, place.count + 1
-  end
-end
 
 -- What is due when: a heap by time.
 local queue, size = {}, 0
@@ -128,6 +118,7 @@ io.stdin:read("*l")
 for _ = 1, count do begin() end
 began = now()
 ends = began + seconds
+ledger.began, ledger.ends = began, ends
 while now() < ends do
   local first = queue[1]
   local time = now()
@@ -147,20 +138,14 @@ while now() < ends do
 end
 -- Those that still wait.
 local stop = now()
-ends = math.min(ends, stop)
-local report = {}
+ledger.ends = math.min(ends, stop)
 while size > 0 do
   local thread = pop().thread
   if coroutine.status(thread) == "suspended" and debug.traceback(thread) ~= "" then
     coroutine.resume(thread)
   end
 end
-for name, place in pairs(places) do
-  report[#report + 1] = ("wait %s %.6f %d"):format(name, place.seconds, place.count)
-end
-table.sort(report)
-report[#report + 1] = ("whole %.6f %d"):format(stop - began, count)
-local text = table.concat(report, "\n") .. "\n"
+local text = ledger.report(stop - began, count)
 if arg[6] then
   local file = assert(io.open(arg[6], "w"))
   file:write(text)

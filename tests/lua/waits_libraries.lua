@@ -12,8 +12,8 @@ math.randomseed(seed)
 
 local function now() return clock.now(clock.MONOTONIC) end
 
--- By name: seconds and how many waits.
-local places = {}
+local ledger = dofile("wait_ledger.lua")
+local note = ledger.note
 local began, ends
 
 -- How each library sleeps, adds a coroutine, and runs.
@@ -69,16 +69,6 @@ else
   run = uv.run
 end
 
--- Notes a wait from one moment to another, as far as it is within the time that counts.
-local function note(name, from, to)
-  from, to = math.max(from, began), math.min(to, ends)
-  if to > from then
-    local place = places[name] or { seconds = 0, count = 0 }
-    places[name] = place
-    place.seconds, place.count = place.seconds + to - from, place.count + 1
-  end
-end
-
 local function length() return least + (most - least) * math.random() end
 
 -- The places.
@@ -117,14 +107,9 @@ io.stdout:flush()
 io.stdin:read("*l")
 began = now()
 ends = began + seconds
+ledger.began, ledger.ends = began, ends
 for _ = 1, count do add(body) end
 run()
-local report = {}
-for name, place in pairs(places) do
-  report[#report + 1] = ("wait %s %.6f %d"):format(name, place.seconds, place.count)
-end
-table.sort(report)
-report[#report + 1] = ("whole %.6f %d"):format(seconds, count)
-io.stdout:write(table.concat(report, "\n"), "\ndone\n")
+io.stdout:write(ledger.report(seconds, count), "done\n")
 io.stdout:flush()
 io.stdin:read("*l")

@@ -8,17 +8,10 @@ local now = dofile("clock.lua").now
 local MONOTONIC = 1
 
 local answers = {}
-local places = {}
+local ledger = require("wait_ledger")
+local note = ledger.note
 local began, ends, count
 local function time() return now(MONOTONIC) end
-local function note(name, from, to)
-  from, to = math.max(from, began), math.min(to, ends)
-  if to > from then
-    local place = places[name] or { seconds = 0, count = 0 }
-    places[name] = place
-    place.seconds, place.count = place.seconds + to - from, place.count + 1
-  end
-end
 local least, most = 0.2, 2
 local function length() return least + (most - least) * math.random() end
 
@@ -68,6 +61,7 @@ function answers.go()
   socket = "unix:" .. ngx.config.prefix() .. "socket"
   began = time()
   ends = began + tonumber(ngx.var.arg_seconds)
+  ledger.began, ledger.ends = began, ends
   count = tonumber(ngx.var.arg_count)
   for _ = 1, count do assert(ngx.timer.at(0, work)) end
   return "went\n"
@@ -75,13 +69,7 @@ end
 
 function answers.told()
   if time() < ends + 2 * most then return "" end
-  local report = {}
-  for name, place in pairs(places) do
-    report[#report + 1] = ("wait %s %.6f %d"):format(name, place.seconds, place.count)
-  end
-  table.sort(report)
-  report[#report + 1] = ("whole %.6f %d"):format(ends - began, count)
-  return table.concat(report, "\n") .. "\n"
+  return ledger.report(ends - began, count)
 end
 
 return answers

@@ -10,16 +10,9 @@ local least, most = tonumber(arg[4]), tonumber(arg[5])
 math.randomseed(seed)
 local now = require("clock").monotonic
 
-local places = {}
+local ledger = dofile("wait_ledger.lua")
+local note = ledger.note
 local began, ends
-local function note(name, from, to)
-  from, to = math.max(from, began), math.min(to, ends)
-  if to > from then
-    local place = places[name] or { seconds = 0, count = 0 }
-    places[name] = place
-    place.seconds, place.count = place.seconds + to - from, place.count + 1
-  end
-end
 local function length() return least + (most - least) * math.random() end
 
 local channel = fiber.channel(0)
@@ -66,15 +59,10 @@ io.stdout:flush()
 io.stdin:read("*l")
 began = now()
 ends = began + seconds
+ledger.began, ledger.ends = began, ends
 for _ = 1, count do fiber.create(body) end
 while now() < ends + most * 2 do fiber.sleep(0.1) end
-local report = {}
-for name, place in pairs(places) do
-  report[#report + 1] = ("wait %s %.6f %d"):format(name, place.seconds, place.count)
-end
-table.sort(report)
-report[#report + 1] = ("whole %.6f %d"):format(seconds, count)
-io.stdout:write(table.concat(report, "\n"), "\ndone\n")
+io.stdout:write(ledger.report(seconds, count), "done\n")
 io.stdout:flush()
 io.stdin:read("*l")
 os.exit(0)
