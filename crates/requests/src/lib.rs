@@ -10,6 +10,8 @@ mod names;
 mod nginx;
 mod outcome;
 mod phase;
+#[cfg(test)]
+mod test_memory;
 
 use std::sync::Arc;
 

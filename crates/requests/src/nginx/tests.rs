@@ -1,41 +1,5 @@
-use std::collections::BTreeMap;
-
-use lj_trace_common::memory::{Pod, Unreadable};
-
 use super::*;
-
-/// Memory with words at chosen addresses.
-#[derive(Clone, Default)]
-struct Words(BTreeMap<u64, u64>);
-
-impl ReadMemory for Words {
-    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
-        let mut bytes = Vec::new();
-        for offset in 0..size_of::<T>() as u64 {
-            let at = address.wrapping_add(offset);
-            let word = self.0.get(&(at & !7)).ok_or(Unreadable)?;
-            bytes.push(word.to_le_bytes()[(at & 7) as usize]);
-        }
-        // SAFETY: there are as many bytes as the value has, and `Pod` makes every pattern valid.
-        Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
-    }
-}
-
-impl Words {
-    fn put(&mut self, address: u64, words: &[u64]) {
-        for (word, at) in words.iter().zip((address..).step_by(8)) {
-            self.0.insert(at, *word);
-        }
-    }
-
-    fn text(&mut self, address: u64, text: &str) {
-        for (chunk, at) in text.as_bytes().chunks(8).zip((address..).step_by(8)) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.0.insert(at, u64::from_le_bytes(word));
-        }
-    }
-}
+use crate::test_memory::Words;
 
 const LOCATIONS: u64 = 0x10_0000;
 const LOCATION: u64 = 0x20_0000;
@@ -70,16 +34,16 @@ fn location(name: &str, (second, expressions): (bool, bool), regex: u64, bits: u
 
 fn memory(name: &str, words: &[u64]) -> Words {
     let mut memory = Words::default();
-    memory.put(LOCATIONS, &[LOCATION]);
-    memory.put(LOCATION, words);
-    memory.text(NAME, name);
-    memory.put(SERVERS, &[SERVER]);
+    memory.put_words(LOCATIONS, &[LOCATION]);
+    memory.put_words(LOCATION, words);
+    memory.text(NAME, name.as_bytes());
+    memory.put_words(SERVERS, &[SERVER]);
     let mut server = vec![0x1111_0000, 3, 16, 4, 0x2222_0000, ARRAYS, FILE, 42, 4, SERVER_NAME];
     server.resize(WORDS, 0);
-    memory.put(SERVER, &server);
-    memory.put(ARRAYS, &[0, SERVERS, 0x77_0000]);
-    memory.text(FILE, "/etc/nginx/nginx.conf");
-    memory.text(SERVER_NAME, "shop");
+    memory.put_words(SERVER, &server);
+    memory.put_words(ARRAYS, &[0, SERVERS, 0x77_0000]);
+    memory.text(FILE, b"/etc/nginx/nginx.conf");
+    memory.text(SERVER_NAME, b"shop");
     memory
 }
 
@@ -127,9 +91,13 @@ fn a_location_that_is_not_pointed_at_and_back_is_none() {
     }
     let unproven = Err(Unlabelled::UnprovenLocation);
     assert_eq!(place(&right, "/ca\x07t", |_| {}), unproven, "a name of control characters");
-    assert_eq!(place(&right, "/cart", |memory| _ = memory.0.remove(&NAME)), unproven, "no name");
-    assert_eq!(place(&right, "/cart", |memory| memory.put(LOCATIONS, &[LOCATION + 8])), unproven, "another array");
-    assert_eq!(place(&right, "/cart", |memory| _ = memory.0.remove(&(LOCATION + 64))), unproven, "cut off");
+    assert_eq!(place(&right, "/cart", |memory| memory.remove(NAME)), unproven, "no name");
+    assert_eq!(
+        place(&right, "/cart", |memory| memory.put_words(LOCATIONS, &[LOCATION + 8])),
+        unproven,
+        "another array"
+    );
+    assert_eq!(place(&right, "/cart", |memory| memory.remove(LOCATION + 64)), unproven, "cut off");
     let mut long = right;
     long[0] = u64::MAX;
     assert_eq!(place(&long, "/cart", |_| {}), unproven, "a name of all memory");
@@ -149,7 +117,7 @@ fn all_locations_are_laid_out_alike() {
 fn a_request_without_a_location_is_its_servers() {
     let mut memory = memory("", &[0; WORDS]);
     assert_eq!(Configurations::default().place(&memory, &marks()), Err(Unlabelled::NoLocation));
-    memory.put(ARRAYS, &[0, SERVERS, LOCATIONS]);
+    memory.put_words(ARRAYS, &[0, SERVERS, LOCATIONS]);
     let place = Configurations::default().place(&memory, &marks()).unwrap();
     assert_eq!(place, RequestPlace { location: None, server: Some("shop".into()) });
 }
