@@ -5,16 +5,14 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace_tests::benches::host;
-use lj_trace_tests::chance::{of_count, of_share};
+use lj_trace_tests::chance::of_share;
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::host_agent::Agent;
 use lj_trace_tests::own_process::OwnProcess;
 use lj_trace_tests::patience;
-use lj_trace_tests::pauses::Pauses;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::tracer::{Tracer, run};
-use lj_trace_tests::usage::{let_work, stolen};
+use lj_trace_tests::usage::let_work;
 
 fn luajit() -> Result<Program> {
     Program::find(LUAJIT).context("the demo's luajit is everywhere")
@@ -155,29 +153,5 @@ fn a_reload_that_changes_rates_or_sinks_goes_on() -> Result<()> {
     }
     agent.tracer.signal(libc::SIGTERM)?;
     agent.tracer.wait()?.expect(0, &["beginning anew", "otlp: "]);
-    Ok(())
-}
-
-#[test]
-fn processes_that_live_for_a_moment_are_recorded() -> Result<()> {
-    /// A second: that leaves time for it beside other tests.
-    const RATE: u32 = 10;
-    let (stolen_before, pauses) = (stolen()?, Pauses::watch());
-    let outcome = host::come_and_go(RATE, 300, 6)?;
-    let gone = pauses.end() + stolen()? - stolen_before;
-    ensure!(outcome.harmed == 0 && outcome.failed == 0.0, "{outcome:?}");
-    // One of a hundred may be over before its turn comes, as many more as chance makes of it, and those that lived while the machine
-    // stood still.
-    let missed = 0.01 * outcome.started as f64;
-    let most = missed + of_count(missed) + gone * f64::from(RATE);
-    ensure!(outcome.started as f64 - outcome.recorded <= most, "{most} may be missed: {outcome:?}");
-    Ok(())
-}
-
-#[test]
-fn the_kernel_wakes_the_agent_for_a_single_process() -> Result<()> {
-    // One that looked every 200 ms would meet a fifth of those that live for 100 ms; half leaves room for a busy machine.
-    let outcome = host::come_and_go(1, 100, 12)?;
-    ensure!(outcome.harmed == 0 && outcome.recorded >= 0.5 * outcome.started as f64, "{outcome:?}");
     Ok(())
 }

@@ -73,6 +73,7 @@ mod reuse;
 mod roomy;
 mod sampling;
 mod selecting;
+mod short_lived;
 mod soak;
 mod soak_agent;
 mod soak_memory;

@@ -16,7 +16,7 @@ use crate::toolchain::host_cargo;
 
 /// Files of end-to-end tests that need the machine to themselves: they measure time, cost, or shares between processes,
 /// need something to finish within a time, or observe the whole host.
-const ALONE: [&str; 19] = [
+const ALONE: [&str; 20] = [
     "attaching",
     "blockers",
     "blockers_edges",
@@ -33,6 +33,7 @@ const ALONE: [&str; 19] = [
     "overhead",
     "roomy",
     "sampling",
+    "short_lived",
     "soak",
     "soak_memory",
     "waits",

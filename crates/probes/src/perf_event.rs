@@ -225,12 +225,15 @@ pub(super) fn open_for_tasks(cpu: u32) -> io::Result<OwnedFd> {
     const PERF_TYPE_SOFTWARE: u32 = 1;
     const PERF_COUNT_SW_DUMMY: u64 = 9;
     const TASK: u64 = 1 << 13;
-    const WAKEUP_EVENTS: u64 = 1;
+    const WATERMARK: u64 = 1 << 14;
+    const WAKEUP_WATERMARK: u64 = 1;
+    // `wakeup_events` counts samples alone: without a watermark, other records wake nobody before the ring is half full (`rb_init` in
+    // Linux's `kernel/events/ring_buffer.c`).
     let mut rest = [0; 8];
-    // The first half of the first word: `wakeup_events`.
-    rest[0] = WAKEUP_EVENTS;
+    // The first half of the first word: `wakeup_watermark`, in bytes.
+    rest[0] = WAKEUP_WATERMARK;
     let (kind, size) = (PERF_TYPE_SOFTWARE, size_of::<Attr>() as u32);
-    let attr = Attr { kind, size, config: PERF_COUNT_SW_DUMMY, flags: TASK, rest, ..Attr::default() };
+    let attr = Attr { kind, size, config: PERF_COUNT_SW_DUMMY, flags: TASK | WATERMARK, rest, ..Attr::default() };
     open_on(&attr, EVERYBODY, cpu as libc::c_int)
 }
 

@@ -131,25 +131,25 @@ mod tests {
                 Command::new("true").status().unwrap();
             });
             // The thread itself has started, too, and others may.
-            let mut seen = false;
             while began.elapsed() < after {
                 events.wait(Duration::from_millis(1)).unwrap();
             }
-            while !seen && began.elapsed() < Duration::from_secs(10) {
-                seen = events.wait(Duration::from_secs(10)).unwrap();
-            }
-            (began.elapsed() - after, seen)
+            let seen = events.wait(Duration::from_secs(10)).unwrap();
+            (began.elapsed().saturating_sub(after), seen)
         })
     }
 
+    /// Without a watermark, a process woke nobody before some forty records had come together.
     #[test]
     fn a_process_that_starts_ends_the_wait() {
         let events = TaskEvents::open().unwrap();
         assert!(events.is_complete());
-        for after in [5, 20, 60] {
-            let (took, seen) = wait_for_a_start(&events, Duration::from_millis(after));
-            assert!(seen && took < Duration::from_secs(5), "{took:?}");
-        }
+        let mut waits: Vec<_> =
+            (0..21).map(|turn| wait_for_a_start(&events, Duration::from_millis(5 + turn))).collect();
+        waits.sort_unstable();
+        // Other tests start threads meanwhile, and the machine may be busy: most of the waits are short.
+        assert!(waits[10].0 < Duration::from_millis(100), "{waits:?}");
+        assert!(waits.iter().all(|(_, seen)| *seen), "{waits:?}");
     }
 
     /// The rings have one page each, far less than the records of so many tasks.
