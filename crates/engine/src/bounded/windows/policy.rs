@@ -21,7 +21,7 @@ pub const MOST_EVENTS: u64 = 20_000;
 
 /// Seconds between the starts of two windows, on average.
 const SHORTEST_PERIOD: f64 = 0.030;
-const LONGEST_PERIOD: f64 = 2.0;
+const LONGEST_PERIOD: f64 = 20.0;
 
 /// The least cost of attaching and detaching probes, in seconds for each running thread. Calls that trap outside of windows
 /// count in addition.
@@ -301,6 +301,81 @@ mod tests {
         // If that alone exceeds the budget, there are still windows, though few.
         let (windows, lost, _) = run_beside(0.05, 0.06, 60.0, 1e-6, |_| 5e6);
         assert!(lost < 0.075 && windows.len() > 20, "{} {lost}", windows.len());
+    }
+
+    /// A program as it falls out, and what recording it costs, each in seconds.
+    #[derive(Debug)]
+    struct AnyProgram {
+        cores: f64,
+        /// Calls of the allocator in a second of CPU time, in two phases of this length.
+        rates: [f64; 2],
+        phase: f64,
+        /// What a call costs, and the two edges of a window.
+        call: f64,
+        edges: f64,
+        /// The share of CPU time that is lost beside windows.
+        beside: f64,
+    }
+
+    impl AnyProgram {
+        fn new(random: &mut Random, budget: f64) -> Self {
+            let mut between = |least: f64, most: f64| least * (most / least).powf(random.unit());
+            Self {
+                cores: between(0.01, 4.0),
+                rates: [between(1e2, 1e7), between(1e2, 1e7)],
+                phase: between(0.01, 10.0),
+                call: between(1e-6, 3e-5),
+                edges: between(1e-6, 1e-3),
+                beside: between(0.01, 0.3) * budget * PLANNED,
+            }
+        }
+
+        /// How many calls it makes in `time` seconds from `now`, and what they cost.
+        fn calls(&self, now: f64, time: f64) -> (f64, f64) {
+            let rate = self.rates[usize::from(now % (2.0 * self.phase) >= self.phase)];
+            let calls = time * self.cores / (1.0 / rate + self.call);
+            (calls, calls * self.call)
+        }
+
+        /// The share of its CPU time that it loses in `seconds`.
+        fn loses(&self, budget: f64, seconds: f64) -> f64 {
+            let mut policy = Policy::new(budget, 7, self.cores);
+            let (mut now, mut lost) = (0.0, 0.0);
+            while now < seconds {
+                let began = now;
+                match policy.choose() {
+                    NextProbes::Window { pause, length } => {
+                        let (calls, cost) = self.calls(now + pause, length);
+                        let edges = self.edges * self.cores;
+                        policy.closed(Past { open: length, events: calls as u64, cost, edges });
+                        (now, lost) = (now + pause + length, lost + cost + edges);
+                    }
+                    NextProbes::Stay => {
+                        let step = if policy.is_tight() { 0.0005 } else { 0.005 };
+                        let (_, cost) = self.calls(now, step);
+                        policy.spend(cost);
+                        (now, lost) = (now + step, lost + cost);
+                        // Else it stays.
+                        policy.is_new = policy.may_stay();
+                    }
+                }
+                let time = now - began;
+                policy.used(time * self.cores, time, time * self.cores * self.beside);
+                lost += time * self.cores * self.beside;
+            }
+            lost / (now * self.cores)
+        }
+    }
+
+    #[test]
+    fn no_program_loses_more_than_it_may() {
+        let mut random = Random::new(11);
+        for _ in 0..400 {
+            let budget = 0.003 * 30_f64.powf(random.unit());
+            let program = AnyProgram::new(&mut random, budget);
+            let lost = program.loses(budget, 120.0);
+            assert!(lost <= budget, "{:.3}% of {:.3}%: {program:?}", lost * 100.0, budget * 100.0);
+        }
     }
 
     #[test]
