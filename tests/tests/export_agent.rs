@@ -95,7 +95,8 @@ fn servers_have_what_the_files_have() -> Result<()> {
         [OwnProcess::start(&program, 1, 0, "twins", &own)?, OwnProcess::start(&program, 2, 0, "twins", &own)?];
     let demo = Demo::start(&program, "demo", &own)?;
     processes.iter().try_for_each(|process| let_work(process.pid(), 2.0))?;
-    let_work(demo.0.id(), 3.0)?;
+    // What it allocates is recorded only after some seconds.
+    let_work(demo.0.id(), 8.0)?;
     agent.signal(libc::SIGTERM)?;
     let outcome = agent.wait()?;
     outcome.expect(0, &[]);

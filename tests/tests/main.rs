@@ -2,6 +2,7 @@
 //! each in a process of its own (`xtask/src/test_binaries.rs`), and `cargo xtask test NAME` those of the files and tests with
 //! that in their names.
 
+mod agent_allocations;
 mod agent_life;
 mod alloc_stacks;
 mod attaching;

@@ -4,6 +4,7 @@
 //! attributes of their profiles. The engine records the processes in one session, and each interval goes to all
 //! `sinks`. `metrics` reports what became of it.
 
+mod allocations;
 mod chosen;
 pub mod config;
 pub mod discovery;
@@ -18,6 +19,7 @@ mod ready;
 pub mod rules;
 pub mod sinks;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,6 +31,7 @@ use lj_trace_process::Process;
 use tokio::signal::unix::Signal;
 use tokio::time::Interval;
 
+use allocations::{Allocations, Verdict};
 use chosen::ChosenProcesses;
 use config::AgentConfig;
 use discovery::{Discovery, FoundProcess};
@@ -82,6 +85,8 @@ pub struct Daemon<'a> {
     discovery: Discovery,
     sinks: Arc<HostSinks>,
     usage: OwnUsage,
+    /// How to record allocations, and whose; [`None`] if nobody's are.
+    allocations: Option<(Options, Allocations)>,
     heap: OwnHeap,
     metrics: Option<Metrics>,
     ready: Ready,
@@ -98,7 +103,7 @@ pub struct Daemon<'a> {
 }
 
 impl<'a> Daemon<'a> {
-    /// Starts looking for processes. `options` say how to record each of them.
+    /// Starts looking for processes. `options` say how to record each of them, `allocations` how to record what they allocate.
     ///
     /// # Errors
     /// The session cannot start, or the address for metrics is taken.
@@ -106,6 +111,7 @@ impl<'a> Daemon<'a> {
         config: AgentConfig,
         containers: ContainerAttributes,
         options: &'a Options,
+        allocations: Option<Options>,
         sinks: Arc<HostSinks>,
     ) -> Result<Self, EngineError> {
         let config = Arc::new(config);
@@ -121,6 +127,7 @@ impl<'a> Daemon<'a> {
         Ok(Self {
             period: ChosenProcesses::period(&config),
             usage: OwnUsage::new(config.limits.clone(), now),
+            allocations: allocations.map(|options| (options, Allocations::new(config.limits.cpu, now))),
             heap: OwnHeap::default(),
             next_round: now + first,
             next_exits: now,
@@ -192,17 +199,17 @@ impl<'a> Daemon<'a> {
         self.session.look_after_targets();
         self.heap.give_back(now);
         match self.usage.look(now) {
-            Some(Advice::FewerSamples) => self.take_fewer_samples(),
-            Some(Advice::MoreSamples) if self.halved > 0 => self.take_more_samples(),
+            Some(Advice::LessWork) => self.work_less(),
+            Some(Advice::MoreWork) => self.work_more(),
             Some(Advice::FewerProcesses) => self.use_less_memory(),
-            Some(Advice::MoreSamples) | None => {}
+            None => {}
         }
         if now >= self.next_sign {
             self.next_sign = now + SIGN_INTERVAL;
             self.ready.is_alive(|| self.numbers().status());
         }
         if let Some(metrics) = self.metrics.as_ref().filter(|metrics| metrics.is_asked()) {
-            metrics.tell(self.numbers());
+            metrics.tell(Numbers { totals: self.session.totals_with_cost(), ..self.numbers() });
         }
         are_all_attached
     }
@@ -213,6 +220,10 @@ impl<'a> Daemon<'a> {
         while began.elapsed() < ATTACH_BUDGET {
             let Some(FoundProcess { process, maps, found, resource }) = self.discovery.next() else { return true };
             let pid = process.pid();
+            if self.pids().any(|own| own == pid) {
+                self.attach_to_allocator(FoundProcess { process, maps, found, resource });
+                continue;
+            }
             if self.is_full {
                 self.discovery.look_again(pid, RETRY);
                 continue;
@@ -228,15 +239,46 @@ impl<'a> Daemon<'a> {
                     say(Priority::Warning, &text);
                 }
                 self.discovery.look_again(pid, RETRY);
+                continue;
+            }
+            if let Some((_, allocations)) = &mut self.allocations {
+                allocations.find(pid);
+                self.discovery.look_again(pid, allocations::FIRST_LOOK);
             }
         }
         false
+    }
+
+    /// Starts recording what a process allocates, or looks at it again later. Its samples are recorded already.
+    fn attach_to_allocator(&mut self, found: FoundProcess) {
+        let FoundProcess { process, maps, found, .. } = found;
+        let (pid, recorded) = (process.pid(), self.with_allocations().count());
+        let Self { session, allocations: Some((options, allocations)), discovery, ready, is_full, .. } = self else {
+            return;
+        };
+        if session.recordings().any(|own| !own.has_time() && own.process().pid() == pid) {
+            return;
+        }
+        if *is_full || allocations.judge(pid, recorded, Instant::now()) == Verdict::Later {
+            discovery.look_again(pid, allocations::NEXT_LOOK);
+            return;
+        }
+        let target = RecordTarget::of_several(options, process, maps, found);
+        if let Err(error) = allocations.pay_for(|| session.try_add(target, ready))
+            && error.failure != lj_trace_engine::Failure::NoProcess
+        {
+            let text = format!("lj-trace: what process {pid} allocates is not recorded: {}", error.message);
+            say(Priority::Warning, &text);
+        }
     }
 
     /// Drops processes that have exited, have executed another program, or are not chosen any more.
     fn end_over(&mut self) {
         let before: Vec<u32> = self.pids().collect();
         self.session.end_over();
+        // Where samples are recorded no more, all begins anew.
+        let sampled: HashSet<u32> = self.pids().collect();
+        self.session.end_allocations_unless(|process| sampled.contains(&process.pid()));
         let period = ChosenProcesses::period(&self.config);
         if std::mem::replace(&mut self.period, period) != period {
             let chosen = ChosenProcesses::at(period, &self.config, &self.host.identity());
@@ -246,16 +288,27 @@ impl<'a> Daemon<'a> {
     }
 
     /// Makes discovery check those of `before` again that are no longer recorded.
-    fn part_with(&self, before: &[u32], after: Duration) {
+    fn part_with(&mut self, before: &[u32], after: Duration) {
         let left: Vec<u32> = self.pids().collect();
         for &pid in before.iter().filter(|pid| !left.contains(pid)) {
             self.sinks.forget(pid);
+            if let Some((_, allocations)) = &mut self.allocations {
+                allocations.forget(pid);
+            }
             self.discovery.look_again(pid, after);
         }
     }
 
+    /// The processes that are recorded.
     fn pids(&self) -> impl Iterator<Item = u32> {
-        self.session.recordings().map(|recording| recording.process().pid())
+        let sampled = self.session.recordings().filter(|recording| recording.has_time());
+        sampled.map(|recording| recording.process().pid())
+    }
+
+    /// Those whose allocations are recorded as well, in the order in which that began.
+    fn with_allocations(&self) -> impl Iterator<Item = u32> {
+        let recorded = self.session.recordings().filter(|recording| recording.has_allocations());
+        recorded.map(|recording| recording.process().pid())
     }
 
     fn end_round(&mut self) {
@@ -264,6 +317,38 @@ impl<'a> Daemon<'a> {
             // The next turn tries again.
             Ok(false) => {}
             Err(error) => say(Priority::Warning, &format!("lj-trace: {}", error.message)),
+        }
+    }
+
+    /// Uses less CPU time: first it records what fewer processes allocate, which costs most, then it takes fewer samples.
+    fn work_less(&mut self) {
+        let recorded: Vec<u32> = self.with_allocations().collect();
+        let Some((_, allocations)) = self.allocations.as_mut().filter(|_| !recorded.is_empty()) else {
+            self.take_fewer_samples();
+            return;
+        };
+        let (used, limit) = (self.usage.usage().cpu * 100.0, self.usage.limits().cpu * 100.0);
+        // Those that came first have a history that should continue.
+        let kept = &recorded[..allocations.lower(recorded.len())];
+        self.session.end_allocations_unless(|process| kept.contains(&process.pid()));
+        for pid in recorded.iter().filter(|pid| !kept.contains(pid)) {
+            self.discovery.look_again(*pid, allocations::NEXT_LOOK);
+        }
+        let text = format!(
+            "lj-trace: uses {used:.1}% of a CPU, and may use {limit:.1}%: from now on the allocations of {} of {} processes are \
+             recorded (limits.cpu allows more)",
+            kept.len(),
+            self.pids().count()
+        );
+        say(Priority::Warning, &text);
+    }
+
+    /// Uses more CPU time again, if it was to use less: first it takes more samples.
+    fn work_more(&mut self) {
+        if self.halved > 0 {
+            self.take_more_samples();
+        } else if let Some((_, allocations)) = &mut self.allocations {
+            allocations.raise();
         }
     }
 
@@ -328,6 +413,9 @@ impl<'a> Daemon<'a> {
         }
         self.config = Arc::new(config);
         self.usage = OwnUsage::new(self.config.limits.clone(), Instant::now());
+        if let Some((_, allocations)) = &mut self.allocations {
+            allocations.set_limit(self.config.limits.cpu);
+        }
         self.is_full = false;
         let before: Vec<u32> = self.pids().collect();
         let (host, config, sinks) = (&self.host, &self.config, &self.sinks);
@@ -348,7 +436,8 @@ impl<'a> Daemon<'a> {
 
     fn numbers(&self) -> Numbers {
         Numbers {
-            recorded: self.session.recordings().count(),
+            recorded: self.pids().count(),
+            with_allocations: self.with_allocations().count(),
             totals: self.session.totals(),
             found: self.discovery.found(),
             refused: self.refused,

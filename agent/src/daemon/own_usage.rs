@@ -25,10 +25,10 @@ pub struct Usage {
 /// How to adapt to the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// The agent uses more CPU time than it may, so it should take fewer samples.
-    FewerSamples,
-    /// For long, the agent has used much less CPU time than it may, so it can take more samples again.
-    MoreSamples,
+    /// The agent uses more CPU time than it may, so it should record less.
+    LessWork,
+    /// For long, the agent has used much less CPU time than it may, so it can record more again.
+    MoreWork,
     /// The agent uses more memory than it may, so it should record fewer processes.
     FewerProcesses,
 }
@@ -81,7 +81,7 @@ impl OwnUsage {
         if is_settled && used > 1.0 {
             self.little_since = None;
             self.patience = LONGEST_PATIENCE.min(self.patience * 2);
-            return Some(Advice::FewerSamples);
+            return Some(Advice::LessWork);
         }
         if used > LITTLE {
             self.little_since = None;
@@ -90,7 +90,7 @@ impl OwnUsage {
         let since = *self.little_since.get_or_insert(now);
         (now.duration_since(since) >= self.patience).then(|| {
             self.little_since = None;
-            Advice::MoreSamples
+            Advice::MoreWork
         })
     }
 
@@ -125,7 +125,7 @@ mod tests {
         };
         let later = begin + ATTACHING;
         assert_eq!(with(0.04, 99 << 20).judge(later), None);
-        assert_eq!(with(0.06, 99 << 20).judge(later), Some(Advice::FewerSamples));
+        assert_eq!(with(0.06, 99 << 20).judge(later), Some(Advice::LessWork));
         assert_eq!(with(0.06, 99 << 20).judge(begin), None);
         assert_eq!(with(0.06, 101 << 20).judge(begin), Some(Advice::FewerProcesses));
     }
@@ -143,8 +143,8 @@ mod tests {
                 own.usage.cpu = base + each * f64::from(19 >> halved);
                 over += u32::from(own.usage.cpu > 0.05);
                 match own.judge(now) {
-                    Some(Advice::FewerSamples) if halved < 4 => (halved, changes) = (halved + 1, changes + 1),
-                    Some(Advice::MoreSamples) if halved > 0 => (halved, changes) = (halved - 1, changes + 1),
+                    Some(Advice::LessWork) if halved < 4 => (halved, changes) = (halved + 1, changes + 1),
+                    Some(Advice::MoreWork) if halved > 0 => (halved, changes) = (halved - 1, changes + 1),
                     _ => {}
                 }
             }

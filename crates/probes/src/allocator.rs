@@ -467,6 +467,11 @@ impl AllocationProbes {
         }
     }
 
+    /// Whether there are records to drain.
+    pub fn has_some(&self) -> bool {
+        !self.batch.is_taken() || self.events.has_some()
+    }
+
     /// Calls `take` for every record that is ready: for at most `limit` records, and until `take` breaks. Returns the
     /// number of records.
     pub fn drain(&mut self, limit: usize, mut take: impl FnMut(AllocationRecord) -> ControlFlow<()>) -> usize {

@@ -103,6 +103,12 @@ impl Ring {
         Ok(Self::new(RingBuf::try_from(map)?)?)
     }
 
+    /// Whether there are records. Looks without a system call.
+    pub fn has_some(&self) -> bool {
+        let mut state = lock(&self.shared.state);
+        state.moved.iter().any(|batch| !batch.is_taken()) || state.move_some()
+    }
+
     /// Takes the next record into `batch`, which must have no records left; [`None`] if there is none.
     pub fn next<'a>(&self, batch: &'a mut Batch) -> Option<&'a [u8]> {
         self.take(batch, 1);

@@ -98,7 +98,15 @@ pub struct ShortLived {
 /// # Errors
 /// The agent fails, or a program cannot be started.
 pub fn come_and_go(rate: u32, milliseconds: u32, seconds: u32) -> Result<ShortLived> {
-    let agent = Agent::with_intervals(Intervals::Usual, "[limits]\ncpu = \"100%\"")?;
+    come_and_go_with("", rate, milliseconds, seconds)
+}
+
+/// The same with `more` lines of configuration.
+///
+/// # Errors
+/// As [`come_and_go`].
+pub fn come_and_go_with(more: &str, rate: u32, milliseconds: u32, seconds: u32) -> Result<ShortLived> {
+    let agent = Agent::with_intervals(Intervals::Usual, &format!("{more}\n[limits]\ncpu = \"100%\""))?;
     let pid = agent.tracer.pid();
     let (began, before) = (Instant::now(), cpu_time(pid)?);
     let (mut live, mut started, mut harmed, mut early) = (Vec::new(), 0, 0, None);

@@ -90,6 +90,10 @@ fn work_together(own: &mut [Own], seconds: f64) -> Result<Vec<Work>> {
 fn recorded(own: &mut [Own], label: &str, seconds: f64, more: &str) -> Result<(Vec<Work>, tempfile::TempDir)> {
     let agent = Agent::of(label.to_owned(), tempfile::tempdir()?, Intervals::Usual, more)?;
     agent.wait_for(own.len())?;
+    // Allocations are recorded once a process has done something.
+    while more.contains("memory") && agent.metrics()?["lj_trace_processes_with_allocations"] < own.len() as f64 {
+        work_together(own, 0.5)?;
+    }
     let works = work_together(own, seconds)?;
     let Agent { tracer, folder, .. } = agent;
     tracer.signal(libc::SIGTERM)?;

@@ -46,10 +46,14 @@ pub fn run(args: &AgentArgs) -> Result<ExitCode, CommandError> {
     let sinks = Arc::new(HostSinks::new(host_sinks::open(&config)?));
     let mut has_given_up = false;
     loop {
-        let options = options(&config, &sinks)?;
-        let mut daemon = Daemon::start(config.clone(), containers(&config)?, &options, Arc::clone(&sinks))?;
+        let options = options(&config, Mode::Sysprof, &sinks)?;
+        let allocations = config.memory.map(|_| self::options(&config, Mode::Memprof, &sinks)).transpose()?;
+        let needs_most = allocations.as_ref().unwrap_or(&options).clone();
+        let mut daemon =
+            Daemon::start(config.clone(), containers(&config)?, &options, allocations, Arc::clone(&sinks))?;
         if !std::mem::replace(&mut has_given_up, true) {
-            give_up_privileges(&options, &privileges::TO_ATTACH, || daemon.is_in_reach() && can_attach(&options));
+            let works = || daemon.is_in_reach() && can_attach(&options) && can_attach(&needs_most);
+            give_up_privileges(&needs_most, &privileges::TO_ATTACH, works);
         }
         let ended = runtime.block_on(async {
             let hangup = signal(SignalKind::hangup()).map_err(|error| CommandError::internal(&error))?;
@@ -73,9 +77,8 @@ pub fn run(args: &AgentArgs) -> Result<ExitCode, CommandError> {
     Ok(ExitCode::OK)
 }
 
-/// The options for recording each process.
-fn options(config: &AgentConfig, sinks: &Arc<HostSinks>) -> Result<Options, CommandError> {
-    let mode = if config.memory.is_some() { Mode::All } else { Mode::Sysprof };
+/// The options for recording samples, or allocations, of each process.
+fn options(config: &AgentConfig, mode: Mode, sinks: &Arc<HostSinks>) -> Result<Options, CommandError> {
     let LiveOptions { options, .. } = RecordArgs::live(&["--pid", "1"], None, mode, config.rate, LimitArgs::default())?;
     Ok(Options {
         scope: Scope::Host,

@@ -19,6 +19,8 @@ use crate::daemon::sinks::SinkState;
 pub struct Numbers {
     /// How many processes are recorded now.
     pub recorded: usize,
+    /// Of how many of them the allocations are recorded.
+    pub with_allocations: usize,
     /// The sums over all processes so far.
     pub totals: Totals,
     /// The state of discovery.
@@ -90,6 +92,8 @@ impl Collector for Numbers {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut values = Values { encoder: &mut encoder };
         values.gauge("processes", "Processes that are recorded", None, self.recorded as f64)?;
+        let with_allocations = self.with_allocations as f64;
+        values.gauge("processes_with_allocations", "Those whose allocations are recorded", None, with_allocations)?;
         let left_out = self.found.left_out.len() as f64;
         values.gauge("processes_left_out", "LuaJIT processes that are not recorded", None, left_out)?;
         values.gauge("cpu_ratio", "CPU time that the agent uses, as a share of one CPU", None, self.usage.cpu)?;
@@ -101,6 +105,13 @@ impl Collector for Numbers {
         values.counters("samples", "CPU samples", one(self.totals.samples))?;
         let lost = self.totals.lost.iter().map(|(reason, count)| (vec![("reason", *reason)], *count));
         values.counters("samples_lost", "CPU samples that were lost, by reason", lost)?;
+        let help = "CPU time that recording has cost the processes";
+        let mut cost =
+            values.encoder.encode_descriptor("target_cost", help, Some(&Unit::Seconds), MetricType::Counter)?;
+        for (profile, spent) in ["cpu", "memory"].into_iter().zip(self.totals.cost) {
+            let labels: &Labels<'_> = &[("profile", profile)];
+            ConstCounter::new(spent.as_secs_f64()).encode(cost.encode_family(&labels)?)?;
+        }
         values.counters("profiles", "Profiles that were handed to the sinks", one(self.profiles))?;
         let each = |of: fn(&SinkState) -> u64| {
             self.sinks.iter().map(move |sink| (vec![("sink", sink.name.as_str())], of(sink)))
@@ -134,6 +145,7 @@ impl Collector for Numbers {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::time::Duration;
 
     use super::*;
 
@@ -171,7 +183,8 @@ mod tests {
             dropped: vec![("too large".to_owned(), 2)],
             ..SinkState::default()
         };
-        let totals = Totals { samples: 42, lost: [("ring full", 3)].into(), ..Totals::default() };
+        let cost = [1500, 250].map(Duration::from_millis);
+        let totals = Totals { samples: 42, lost: [("ring full", 3)].into(), cost, ..Totals::default() };
         let text = Numbers { recorded: 5, totals, sinks: vec![sink], ..Numbers::default() }.text();
         for line in [
             "# TYPE lj_trace_processes gauge",
@@ -182,6 +195,8 @@ mod tests {
             "lj_trace_sink_dropped_total{sink=\"otlp \\\"x\\\"\",reason=\"too large\"} 2",
             "lj_trace_sink_spooled{sink=\"otlp \\\"x\\\"\"} 1",
             "lj_trace_memory_bytes 0.0",
+            "lj_trace_target_cost_seconds_total{profile=\"cpu\"} 1.5",
+            "lj_trace_target_cost_seconds_total{profile=\"memory\"} 0.25",
             "# EOF",
         ] {
             assert!(text.lines().any(|own| own == line), "{line} is not in\n{text}");

@@ -253,6 +253,11 @@ fn add(
 }
 
 impl MemoryRecording {
+    /// Whether events wait.
+    pub fn has_some(&self) -> bool {
+        self.probes.has_some()
+    }
+
     /// Takes the events that are ready: at most a batch, and only as far as `budget` allows. Returns false if there may be
     /// more.
     ///

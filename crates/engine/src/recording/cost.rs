@@ -125,6 +125,15 @@ impl CostMeter {
         Some(OverBudget { memory, samples })
     }
 
+    /// What samples and the memory profile have cost up to now, in seconds; nothing before it is known what a probe costs.
+    pub fn seconds_so_far(&mut self, programs: &Programs, disturbed: f64) -> [f64; 2] {
+        let Some((probes, _)) = self.calibration.result() else { return [0.0; 2] };
+        let switches = self.switches.as_mut().map_or(0, Switches::count);
+        let counted = Counted::read(programs.counts()).with_switches(switches);
+        let memory = counted.memory_profile(probes) + counted.edges(probes) + counted.beside(probes) + disturbed;
+        [counted.cpu_profile(probes), memory]
+    }
+
     /// What recording has cost in total. `disturbed` is what windows of the memory profile have cost beyond what the
     /// counters show, in seconds.
     pub fn so_far(&mut self, programs: &Programs, disturbed: f64) -> Costs {

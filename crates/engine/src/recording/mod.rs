@@ -194,6 +194,12 @@ impl Summaries {
         self.cpu.as_ref().map(|(summary, _)| summary)
     }
 
+    /// What samples and the memory profile have cost the process, in seconds of CPU time.
+    pub fn seconds(&self) -> [f64; 2] {
+        let memory = self.memory.as_ref().map(|(summary, _)| summary.cost.seconds);
+        [self.cpu().map_or(0.0, |summary| summary.cost.seconds), memory.unwrap_or(0.0)]
+    }
+
     /// CPU samples that never arrived, by reason.
     pub fn lost_samples(&self) -> &[(&'static str, u64)] {
         self.cpu.as_ref().map_or(&[], |(summary, _)| summary.lost.as_slice())
@@ -336,7 +342,8 @@ impl Recording {
         let (process, name, only) = (process.clone(), target.name(), *only);
         let now = Instant::now();
         let poll_interval = match options.scope {
-            Scope::Host if !wanted.memory => PollInterval::of_host(options.rate, now),
+            Scope::Host if wanted.memory => PollInterval::of_windows(now),
+            Scope::Host => PollInterval::of_host(options.rate, now),
             _ => PollInterval::new((!wanted.memory).then_some(options.rate), now),
         };
         let (left_out, memory_measured) = (0, None);
@@ -414,10 +421,10 @@ impl Recording {
         self.samples.as_ref().map(|(buffer, _)| buffer)
     }
 
-    /// Whether there is anything to do in [`Self::drain`]: samples have come, or the last drain is `rest` ago.
+    /// Whether there is anything to do in [`Self::drain`]: samples or events have come, or the last drain is `rest` ago.
     pub fn is_due(&self, now: Instant, rest: Duration) -> bool {
         let has_samples = || self.samples.as_ref().is_some_and(|(buffer, _)| buffer.may_have_some());
-        self.memory.is_some()
+        self.memory.as_ref().is_some_and(MemoryRecording::has_some)
             || self.discovery.is_busy()
             || now.saturating_duration_since(self.drained) >= rest
             || has_samples()
@@ -866,6 +873,24 @@ impl Recording {
     pub fn turns_under_way(&self) -> Vec<EndedTurn> {
         let turns = self.cpu.as_ref().and_then(|cpu| cpu.turns.as_ref());
         turns.map(TurnsRecording::under_way).unwrap_or_default()
+    }
+
+    /// Whether it records samples or waits of the process.
+    pub fn has_time(&self) -> bool {
+        self.cpu.is_some()
+    }
+
+    /// Whether it records what the process allocates.
+    pub fn has_allocations(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// What samples and the memory profile have cost the process so far, in seconds of CPU time; nothing before it is known what a
+    /// probe costs.
+    pub fn seconds_so_far(&mut self) -> [f64; 2] {
+        let disturbed = self.memory.as_ref().map_or(0.0, MemoryRecording::disturbed);
+        let [samples, memory] = self.cost.seconds_so_far(&self.programs, disturbed);
+        [if self.has_time() { samples } else { 0.0 }, if self.has_allocations() { memory } else { 0.0 }]
     }
 
     /// What ticks, samples and walks of stacks have cost so far.

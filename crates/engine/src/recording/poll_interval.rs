@@ -57,6 +57,11 @@ impl PollInterval {
         Self { relaxed: relaxed(rate, LONGEST_OF_HOST), hurry_until: now }
     }
 
+    /// The same for the allocations of one process of a whole host, which come in windows.
+    pub fn of_windows(now: Instant) -> Self {
+        Self { relaxed: LONGEST, hurry_until: now }
+    }
+
     /// Notes that something in a sample was gone before lj-trace could read it.
     pub fn was_late(&mut self, now: Instant) {
         self.hurry_until = now + HURRY;

@@ -20,7 +20,7 @@ use crate::bounded::counters::Counters;
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::windows::driver::{Settings, WindowEvent, Windows};
 use crate::error::EngineError;
-use crate::options::Options;
+use crate::options::{Options, Scope};
 use crate::target::RecordTarget;
 
 /// What light samples may cost: a part of the budget, and at most this share of CPU time. With the most of it regardless of the
@@ -93,7 +93,7 @@ impl WindowRecording {
         let rate = ((SAMPLER_PART * budget).min(SAMPLER_BUDGET) / (tick + LIGHT_SAMPLE)).clamp(SLOWEST, FASTEST);
         let activity = ActivityBuffer::open(programs)?;
         let sampler = Sampler::attach_light(programs, process, rate as u32)?;
-        let counters = Counters::start(process, target.recorded(), polled);
+        let counters = Counters::start(process, target.recorded(), polled, target.options.scope == Scope::Host);
         let counters = counters.map_err(|error| EngineError::io("start a thread", &error))?;
         let is_cheap = probes.plans().iter().all(ProbePlan::is_cheap);
         let settings = Settings {

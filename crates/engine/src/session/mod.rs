@@ -137,8 +137,11 @@ impl<'a> Session<'a> {
             common.describe(&target.process);
         }
         let recording = Recording::prepare(&target, processes, self.piece.as_deref())?;
-        if matches!(self.options.scope, Scope::Host) {
-            self.kept = recording.keep_programs();
+        // A recording of allocations alone has programs of its own.
+        if matches!(self.options.scope, Scope::Host)
+            && let Some(kept) = recording.keep_programs()
+        {
+            self.kept = Some(kept);
         }
         let watch = Watch::new(&target, self.options.quiet, processes);
         let exit = match target.process.exit() {
@@ -195,10 +198,17 @@ impl<'a> Session<'a> {
     pub fn totals(&self) -> Totals {
         let mut totals = self.over.clone();
         for own in &self.running {
-            totals.processes += 1;
+            totals.processes += u64::from(own.recording.has_time());
             totals.samples += own.recording.samples().unwrap_or(0);
             totals.lose(&own.recording.lost());
         }
+        totals
+    }
+
+    /// The same, with what recordings under way have cost so far, which takes some system calls for each.
+    pub fn totals_with_cost(&mut self) -> Totals {
+        let mut totals = self.totals();
+        self.running.iter_mut().for_each(|own| totals.spend(own.recording.seconds_so_far()));
         totals
     }
 
@@ -374,6 +384,13 @@ impl<'a> Session<'a> {
         self.end(ended, Stop::Signal);
     }
 
+    /// Ends the recordings of allocations alone of all processes that are not `wanted`.
+    pub fn end_allocations_unless(&mut self, wanted: impl Fn(&Process) -> bool) {
+        let is_ended = |own: &mut Running| !own.recording.has_time() && !wanted(&own.target.process);
+        let ended = self.running.extract_if(.., is_ended).collect();
+        self.end(ended, Stop::Signal);
+    }
+
     /// Whether all recordings have stopped because they cost too much.
     pub fn is_over(&self) -> bool {
         self.running.iter().all(|own| own.recording.is_over())
@@ -485,14 +502,14 @@ impl<'a> Session<'a> {
             let duration = began.elapsed();
             let drained = recording.drain_all(listener(&mut self.common), budget.share(left));
             left -= 1;
-            let name = recording.name().to_owned();
+            let (name, is_second) = (recording.name().to_owned(), !recording.has_time());
             let finished = recording.finish(&target.options, duration);
             let outcome = failed.map_or(drained, Err).and(finished);
             if self.options.scope != Scope::Host {
                 self.finished.push(Finished { name, stop, outcome });
                 continue;
             }
-            self.over.add(outcome.as_ref().ok());
+            self.over.add(outcome.as_ref().ok(), is_second);
             if let Err(error) = outcome {
                 say(Priority::Warning, &format!("lj-trace: {name} is recorded no more: {}", error.message));
             }

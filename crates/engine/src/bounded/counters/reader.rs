@@ -21,6 +21,9 @@ use crate::bounded::now;
 /// The interval between two readings.
 const INTERVAL: Duration = Duration::from_millis(1);
 
+/// The same for one process of a whole host: each reading costs a wakeup. A reading after 3 ms would be a late one.
+const INTERVAL_ON_HOST: Duration = Duration::from_millis(2);
+
 /// The interval between readings while nothing is allocated.
 const IDLE_INTERVAL: Duration = Duration::from_millis(8);
 
@@ -60,11 +63,12 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Begins to read the counters of these VMs, and passes the readings to `polled`, too.
+    /// Begins to read the counters of these VMs, and passes the readings to `polled`, too. `is_of_host` says whether many processes are
+    /// recorded, so that each has to cost less.
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn start(process: &Process, vms: Vec<Vm>, polled: Polled) -> std::io::Result<Self> {
+    pub fn start(process: &Process, vms: Vec<Vm>, polled: Polled, is_of_host: bool) -> std::io::Result<Self> {
         let (memory, other_cpu, cpu) =
             (process.memory(), OtherCpu::from(process.pid()), CpuTimeReader::of(process.pid()));
         let stop = Arc::new(AtomicBool::new(false));
@@ -80,6 +84,7 @@ impl Counters {
             other_cpu,
             cpu,
             polled,
+            interval: if is_of_host { INTERVAL_ON_HOST } else { INTERVAL },
             looked: 0,
             cycles: 0,
             bursts: false,
@@ -175,6 +180,8 @@ struct Reader {
     sender: Sender<Reading>,
     /// VMs to read in addition.
     new: Receiver<Vm>,
+    /// The time from one reading to the next.
+    interval: Duration,
     /// To judge the length of cycles: the number of intervals so far, the cycles begun before the first of them, and the
     /// verdict.
     looked: u32,
@@ -217,8 +224,8 @@ impl Reader {
     /// The time to the next reading or burst, after so many equal readings in a row.
     fn interval(&self, alike: u32) -> Duration {
         match alike {
-            0..=ALIKE if self.bursts => INTERVAL * BURST_EVERY,
-            0..=ALIKE => INTERVAL,
+            0..=ALIKE if self.bursts => self.interval * BURST_EVERY,
+            0..=ALIKE => self.interval,
             alike if alike <= LONG_ALIKE => IDLE_INTERVAL,
             _ => LONG_IDLE_INTERVAL,
         }
