@@ -1,21 +1,14 @@
 //! What was allocated for which requests.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use lj_trace_profile::answer::{RequestSubject, RequestSubjects};
 use lj_trace_profile::model::{RequestKey, RequestLabels};
 use lj_trace_requests::OTHER;
 use lj_trace_text::table::{Column, Fit, Table};
-use lj_trace_text::untrusted::Untrusted;
-use lj_trace_text::{Room, bytes, counted, percent};
+use lj_trace_text::{Room, bytes, percent};
 
 use crate::resolve::RequestTally;
-
-/// How many locations are shown.
-const TOP: usize = 10;
-
-/// How many phases of each.
-const PHASES: usize = 3;
 
 /// A location is not cut to less than this.
 const LEAST_NAME: usize = 20;
@@ -42,17 +35,6 @@ pub struct AllocationRequestSummary {
     pub wants_requests: bool,
     /// Events of other requests than are kept.
     pub left_out: u64,
-}
-
-/// A location's name and that of its server; [`None`] where no request is known.
-type Place<'a> = Option<(&'a str, Option<&'a str>)>;
-
-/// What is known of one location.
-#[derive(Default)]
-struct AllocatingLocation<'a> {
-    sums: RequestSums,
-    /// Bytes, by phase.
-    phases: BTreeMap<&'a str, u64>,
 }
 
 impl AllocationRequestSummary {
@@ -90,26 +72,11 @@ impl AllocationRequestSummary {
     /// # Errors
     /// As `out`.
     pub fn write_table(&self, room: Room, out: &mut String) -> std::fmt::Result {
-        if self.tally.found == 0 {
-            return Ok(());
-        }
-        let mut locations: BTreeMap<Place<'_>, AllocatingLocation<'_>> = BTreeMap::new();
-        for (labels, sums) in &self.of_labels {
-            let text = |key| labels.as_ref().and_then(|labels| labels.get(key)).map(|value| &**value);
-            let name = || text(RequestKey::Location).unwrap_or("[no location]");
-            let location = locations.entry(labels.as_ref().map(|_| (name(), text(RequestKey::Server)))).or_default();
-            location.sums.bytes = location.sums.bytes.saturating_add(sums.bytes);
-            location.sums.allocations += sums.allocations;
-            if let Some(phase) = text(RequestKey::Phase) {
-                let of_phase = location.phases.entry(phase).or_default();
-                *of_phase = of_phase.saturating_add(sums.bytes);
-            }
-        }
-        locations.retain(|_, location| location.sums.allocations > 0);
-        let total = locations.values().map(|location| location.sums.bytes).fold(0, u64::saturating_add);
-        let servers: BTreeSet<_> = locations.keys().flatten().map(|(_, server)| *server).collect();
-        let mut rows: Vec<_> = locations.iter().collect();
-        rows.sort_by(|(a_key, a), (b_key, b)| b.sums.bytes.cmp(&a.sums.bytes).then_with(|| a_key.cmp(b_key)));
+        let allocating = || self.of_labels.iter().filter(|(_, sums)| sums.allocations > 0);
+        let total = allocating().map(|(_, sums)| sums.bytes).fold(0, u64::saturating_add);
+        let share = |bytes: u64| percent(bytes, total);
+        let requests = allocating().map(|(labels, sums)| (labels.as_ref(), sums.bytes, sums.allocations));
+        let Some(subjects) = RequestSubjects::of(requests, share) else { return Ok(()) };
         let columns = [
             Column::right("allocated", 11),
             Column::right("share", 7),
@@ -117,25 +84,11 @@ impl AllocationRequestSummary {
             Column::left("phases", 30),
         ];
         let mut table = Table::new(columns).gap(2).end("location of the request", Fit::Label(LEAST_NAME), room);
-        for (key, location) in rows.iter().take(TOP) {
-            let mut phases: Vec<_> = location.phases.iter().collect();
-            phases.sort_by(|(a_name, a), (b_name, b)| b.cmp(a).then_with(|| a_name.cmp(b_name)));
-            let phases = phases.iter().take(PHASES).map(|(phase, of)| format!("{phase} {}", percent(**of, total)));
-            let phases = phases.collect::<Vec<_>>().join(", ");
-            let name = match key {
-                None => "no request that is known".to_owned(),
-                Some((name, Some(server))) if servers.len() > 1 => {
-                    format!("{} of {}", Untrusted(name), Untrusted(server))
-                }
-                Some((name, _)) => Untrusted(name).to_string(),
-            };
-            let RequestSums { bytes: of, allocations, .. } = location.sums;
-            table.row([bytes(of), percent(of, total), allocations.to_string(), phases], name);
+        for RequestSubject { name, amount, times, phases } in subjects.rows {
+            table.row([bytes(amount), share(amount), times.to_string(), phases], name);
         }
-        let rest = rows.iter().skip(TOP).map(|(_, location)| location.sums.bytes).fold(0, u64::saturating_add);
-        if rest > 0 {
-            let more = counted((rows.len() - TOP) as u64, "more location");
-            table.row([bytes(rest), percent(rest, total), String::new(), String::new()], more);
+        if let Some((amount, name)) = subjects.rest {
+            table.row([bytes(amount), share(amount), String::new(), String::new()], name);
         }
         write!(out, "{table}")
     }
@@ -177,7 +130,7 @@ mod tests {
 
     #[test]
     fn locations_beyond_the_first_are_counted() {
-        let names: Vec<String> = (0..TOP + 5).map(|number| format!("/{number}")).collect();
+        let names: Vec<String> = (0..15).map(|number| format!("/{number}")).collect();
         let labels: Vec<_> = names.iter().map(|name| [(RequestKey::Location, name.as_str())]).collect();
         let rows: Vec<_> = labels.iter().map(|labels| (&labels[..], 10)).collect();
         assert!(summary(&rows).contains("5 more locations"), "{}", summary(&rows));

@@ -1,81 +1,33 @@
 //! What requests cost, by location, or what fibers cost: a table for a terminal.
 
-use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
+use lj_trace_text::Room;
 use lj_trace_text::table::{Column, Fit, Table};
-use lj_trace_text::untrusted::Untrusted;
-use lj_trace_text::{Room, counted};
 
 use super::CpuFacts;
-use crate::model::{RequestKey, RequestLabels};
-
-/// How many locations or fibers are listed.
-const TOP: usize = 10;
-
-/// How many phases of each are listed.
-const PHASES: usize = 3;
+use super::request_subjects::RequestSubjects;
 
 /// A name is never cut to less than this.
 const LEAST_NAME: usize = 20;
 
-/// What is known of one location or fiber.
-#[derive(Default)]
-struct Subject<'a> {
-    samples: u64,
-    phases: HashMap<&'a str, u64>,
-}
-
 /// Writes the locations or fibers that cost the most, with their phases if they have any; writes nothing if no request and
 /// no fiber is known.
 pub fn write(facts: &CpuFacts, room: Room, out: &mut String) -> std::fmt::Result {
-    if facts.requests.is_empty() {
-        return Ok(());
-    }
-    let labels = || facts.requests.iter().filter_map(|(labels, _)| labels.as_ref());
-    let are_fibers = labels().all(|labels| labels.get(RequestKey::Fiber).is_some());
-    let mut subjects: HashMap<Option<(&str, Option<&str>)>, Subject<'_>> = HashMap::new();
-    for (labels, count) in &facts.requests {
-        let text = |key| labels.as_ref().and_then(|labels| labels.get(key)).map(|value| &**value);
-        let name = || labels.as_ref().and_then(RequestLabels::subject).map_or("[no location]", |(_, name)| name);
-        let subject = subjects.entry(labels.as_ref().map(|_| (name(), text(RequestKey::Server)))).or_default();
-        subject.samples += count;
-        if let Some(phase) = text(RequestKey::Phase) {
-            *subject.phases.entry(phase).or_default() += count;
-        }
-    }
-    let servers: HashSet<_> = subjects.keys().flatten().map(|(_, server)| server).collect();
-    let mut rows: Vec<_> = subjects.iter().collect();
-    rows.sort_by(|(a_key, a), (b_key, b)| b.samples.cmp(&a.samples).then_with(|| a_key.cmp(b_key)));
     let share = |count: u64| format!("{:.1}%", count as f64 * 100.0 / facts.samples.max(1) as f64);
-    let phases = |subject: &Subject<'_>| {
-        let mut phases: Vec<_> = subject.phases.iter().collect();
-        phases.sort_by(|(a_name, a), (b_name, b)| b.cmp(a).then_with(|| a_name.cmp(b_name)));
-        let phases = phases.iter().take(PHASES).map(|(phase, count)| format!("{phase} {}", share(**count)));
-        phases.collect::<Vec<_>>().join(", ")
-    };
-    let name = |key: &Option<(&str, Option<&str>)>| match key {
-        None if are_fibers => "no fiber that is known".to_owned(),
-        None => "no request that is known".to_owned(),
-        Some((name, Some(server))) if servers.len() > 1 => format!("{} of {}", Untrusted(name), Untrusted(server)),
-        Some((name, _)) => Untrusted(name).to_string(),
-    };
-    let mut shown: Vec<_> =
-        rows.iter().take(TOP).map(|(key, subject)| (share(subject.samples), phases(subject), name(key))).collect();
-    let rest: u64 = rows.iter().skip(TOP).map(|(_, subject)| subject.samples).sum();
-    if rest > 0 {
-        let more = if are_fibers { "more fiber" } else { "more location" };
-        shown.push((share(rest), String::new(), counted((rows.len() - TOP) as u64, more)));
-    }
-    let (share, end) = (Column::right("share", 6), Fit::Label(LEAST_NAME));
+    let requests = facts.requests.iter().map(|(labels, count)| (labels.as_ref(), *count, *count));
+    let Some(RequestSubjects { are_fibers, rows, rest }) = RequestSubjects::of(requests, share) else { return Ok(()) };
+    let rows = rows.into_iter().map(|row| (share(row.amount), row.phases, row.name));
+    let rows = rows.chain(rest.map(|(amount, name)| (share(amount), String::new(), name)));
+    let (column, end) = (Column::right("share", 6), Fit::Label(LEAST_NAME));
     if are_fibers {
-        let mut table = Table::new([share]).gap(2).end("fiber", end, room);
-        shown.into_iter().for_each(|(share, _, name)| table.row([share], name));
+        let mut table = Table::new([column]).gap(2).end("fiber", end, room);
+        rows.for_each(|(share, _, name)| table.row([share], name));
         return writeln!(out, "{table}");
     }
-    let columns = [share, Column::left("phases", 30)];
+    let columns = [column, Column::left("phases", 30)];
     let mut table = Table::new(columns).gap(2).end("location of the request", end, room);
-    shown.into_iter().for_each(|(share, phases, name)| table.row([share, phases], name));
+    rows.for_each(|(share, phases, name)| table.row([share, phases], name));
     writeln!(out, "{table}")
 }
 
@@ -85,8 +37,9 @@ mod tests {
 
     use lj_trace_streams::VmState;
 
+    use super::super::request_subjects::TOP;
     use super::*;
-    use crate::model::Labels;
+    use crate::model::{Labels, RequestKey, RequestLabels};
     use crate::profile::SampleInfo;
     use crate::{CpuProfile, Frame};
 

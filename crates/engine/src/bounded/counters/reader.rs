@@ -21,8 +21,11 @@ use crate::bounded::now;
 /// The interval between two readings.
 const INTERVAL: Duration = Duration::from_millis(1);
 
-/// The same for one process of a whole host: each reading costs a wakeup. A reading after 3 ms would be a late one.
+/// The same for one process of a whole host, where each reading costs a wakeup: at first, and for a program with slow cycles. Only the
+/// reading in which a cycle begins is uncertain then: one of [`READINGS_ON_HOST`].
 const INTERVAL_ON_HOST: Duration = Duration::from_millis(2);
+const LONGEST_ON_HOST: Duration = Duration::from_millis(32);
+const READINGS_ON_HOST: u32 = 40;
 
 /// The interval between readings while nothing is allocated.
 const IDLE_INTERVAL: Duration = Duration::from_millis(8);
@@ -38,12 +41,13 @@ const LONG_IDLE_INTERVAL: Duration = Duration::from_millis(50);
 const LONG_ALIKE: u32 = ALIKE + 125;
 
 /// Cycles with fewer readings than this are resolved by bursts of `BURST` readings, about 2 us each.
-const FEWEST_READINGS: u64 = 4;
+const FEWEST_READINGS: u32 = 4;
 const BURST: u32 = 20;
 
 /// The number of intervals from one burst to the next. Bursts give rates, of which the mean of many counts, so there can be
 /// fewer of them; a thousand a second take 7% of a CPU.
 const BURST_EVERY: u32 = 4;
+const BURST_EVERY_ON_HOST: u32 = 8;
 
 /// The most bursts in a row that may be skipped because the machine has no other CPU than the target's.
 const MOST_SKIPPED: u32 = 50;
@@ -84,10 +88,8 @@ impl Counters {
             other_cpu,
             cpu,
             polled,
-            interval: if is_of_host { INTERVAL_ON_HOST } else { INTERVAL },
-            looked: 0,
+            pace: Pace::new(is_of_host),
             cycles: 0,
-            bursts: false,
             skipped: 0,
             net: 0.0,
         };
@@ -173,6 +175,55 @@ impl Readings {
     }
 }
 
+/// How often to read.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    is_of_host: bool,
+    /// The time from one reading to the next, or the unit of the time from one burst to the next.
+    interval: Duration,
+    /// Whether cycles are too fast for single readings.
+    bursts: bool,
+    /// The intervals since the last verdict.
+    looked: u32,
+}
+
+impl Pace {
+    fn new(is_of_host: bool) -> Self {
+        let interval = if is_of_host { INTERVAL_ON_HOST } else { INTERVAL };
+        Self { is_of_host, interval, bursts: false, looked: 0 }
+    }
+
+    /// The time to the next reading or burst, after so many equal readings in a row.
+    fn interval(&self, alike: u32) -> Duration {
+        match alike {
+            0..=ALIKE if self.bursts => self.interval * self.burst_every(),
+            0..=ALIKE => self.interval,
+            alike if alike <= LONG_ALIKE => self.interval.max(IDLE_INTERVAL),
+            _ => LONG_IDLE_INTERVAL,
+        }
+    }
+
+    fn burst_every(&self) -> u32 {
+        if self.is_of_host { BURST_EVERY_ON_HOST } else { BURST_EVERY }
+    }
+
+    /// Counts a reading or a burst. Returns whether there were enough of them to judge the length of cycles.
+    fn is_verdict_due(&mut self) -> bool {
+        self.looked += if self.bursts { self.burst_every() } else { 1 };
+        self.looked >= LOOKED_OVER
+    }
+
+    /// Decides how to read from now on: so many cycles have begun since the last verdict.
+    fn judge(&mut self, begun: u64) {
+        let looked = std::mem::take(&mut self.looked);
+        let cycle = self.interval * looked / u32::try_from(begun).unwrap_or(u32::MAX).max(1);
+        if self.is_of_host {
+            self.interval = (cycle / READINGS_ON_HOST).clamp(INTERVAL_ON_HOST, LONGEST_ON_HOST);
+        }
+        self.bursts = cycle < self.interval * FEWEST_READINGS;
+    }
+}
+
 struct Reader {
     memory: ProcessMemory,
     vms: Vec<Watched>,
@@ -180,13 +231,9 @@ struct Reader {
     sender: Sender<Reading>,
     /// VMs to read in addition.
     new: Receiver<Vm>,
-    /// The time from one reading to the next.
-    interval: Duration,
-    /// To judge the length of cycles: the number of intervals so far, the cycles begun before the first of them, and the
-    /// verdict.
-    looked: u32,
+    pace: Pace,
+    /// The cycles that had begun when their length was last judged.
     cycles: u64,
-    bursts: bool,
     other_cpu: OtherCpu,
     cpu: CpuTimeReader,
     polled: Polled,
@@ -203,7 +250,7 @@ impl Reader {
         loop {
             let is_last = self.stop.load(Ordering::Relaxed);
             self.vms.extend(self.new.try_iter().map(Watched::new));
-            let has_changed = if self.bursts { self.read_burst() } else { self.read(Readings::Single) };
+            let has_changed = if self.pace.bursts { self.read_burst() } else { self.read(Readings::Single) };
             self.look_at_cycles();
             alike = if has_changed { 0 } else { alike + 1 };
             // While nothing changes, it is enough to report one reading in eight.
@@ -217,17 +264,7 @@ impl Reader {
                 let Self { memory, vms, .. } = self;
                 vms.iter_mut().for_each(|watched| watched.check(memory));
             }
-            thread::sleep(self.interval(alike));
-        }
-    }
-
-    /// The time to the next reading or burst, after so many equal readings in a row.
-    fn interval(&self, alike: u32) -> Duration {
-        match alike {
-            0..=ALIKE if self.bursts => self.interval * BURST_EVERY,
-            0..=ALIKE => self.interval,
-            alike if alike <= LONG_ALIKE => IDLE_INTERVAL,
-            _ => LONG_IDLE_INTERVAL,
+            thread::sleep(self.pace.interval(alike));
         }
     }
 
@@ -246,16 +283,13 @@ impl Reader {
         has_changed
     }
 
-    /// Decides whether cycles are too fast for single readings.
+    /// Adapts the pace to the length of cycles.
     fn look_at_cycles(&mut self) {
-        self.looked += if self.bursts { BURST_EVERY } else { 1 };
-        if self.looked >= LOOKED_OVER {
+        if self.pace.is_verdict_due() {
             // A thread that wakes up on the target's CPU stops the target, here a thousand times per second.
             self.other_cpu.go();
             let cycles = self.sum().cycles;
-            let begun = cycles - std::mem::replace(&mut self.cycles, cycles);
-            self.bursts = begun * FEWEST_READINGS > u64::from(self.looked);
-            self.looked = 0;
+            self.pace.judge(cycles - std::mem::replace(&mut self.cycles, cycles));
         }
     }
 
@@ -267,7 +301,7 @@ impl Reader {
         let bytes = memory.read_scattered(&places);
         let at = now() as f64 * 1e-9;
         // Readings of a burst are microseconds apart.
-        let ran = if matches!(readings, Readings::Single) && !self.bursts { cpu.read() } else { None };
+        let ran = if matches!(readings, Readings::Single) && !self.pace.bursts { cpu.read() } else { None };
         let mut rest = bytes.as_slice();
         let mut has_changed = false;
         for (vm, watched) in vms.iter_mut().enumerate().filter(|(_, vm)| !vm.is_gone) {
@@ -299,5 +333,45 @@ impl Reader {
         let guessed = collectors().map(Collector::guessed).sum::<f64>() as u64;
         let fallen = collectors().map(Collector::fallen).sum();
         Reading { at: now(), net: self.net as u64, gross, cycles, tables, guessed, fallen }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lets a program with cycles of so many milliseconds be read for a minute. Returns readings or bursts in a second, and the pace.
+    fn read(is_of_host: bool, cycle: f64) -> (f64, Pace) {
+        let mut pace = Pace::new(is_of_host);
+        let (mut now, mut looks, mut judged) = (0.0, 0, 0.0);
+        while now < 60_000.0 {
+            now += pace.interval(0).as_secs_f64() * 1e3;
+            looks += 1;
+            if pace.is_verdict_due() {
+                pace.judge((now / cycle) as u64 - (judged / cycle) as u64);
+                judged = now;
+            }
+        }
+        (f64::from(looks) / 60.0, pace)
+    }
+
+    #[test]
+    fn cycles_are_read_often_enough_whatever_they_take() {
+        for is_of_host in [false, true] {
+            let mut random = fastrand::Rng::with_seed(3);
+            for _ in 0..300 {
+                let cycle = 0.5 * 20_000_f64.powf(random.f64());
+                let (looks, pace) = read(is_of_host, cycle);
+                let in_a_cycle = cycle / pace.interval(0).as_secs_f64() / 1e3;
+                assert!(pace.bursts || in_a_cycle >= 3.9, "{cycle} ms: {pace:?}");
+                assert!(!pace.bursts || cycle < 10.0, "{cycle} ms: {pace:?}");
+                // At least so slow that it does not matter.
+                let most = if is_of_host { 500.0 } else { 1000.0 };
+                assert!((10.0..=most).contains(&looks), "{cycle} ms: {looks} a second");
+                if is_of_host && cycle > 1500.0 {
+                    assert!(looks < 60.0, "{cycle} ms: {looks} a second");
+                }
+            }
+        }
     }
 }
