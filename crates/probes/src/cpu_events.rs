@@ -25,11 +25,14 @@ use super::cpu_switches::{CpuSwitches, SwitchedOn};
 use super::online::{Coverage, online, online_lately};
 use super::perf_event::{self, Attached};
 use super::programs::Programs;
-use super::set::{lock, take_map};
+use super::set::{Set, lock, take_map};
+use super::wanted::Wanted;
 
 /// The events of one rate on all CPUs, and the samplers that they run.
 pub(super) struct CpuEvents {
     rate: u32,
+    /// Whether they run samplers of the second kind: a process may have one of each.
+    are_light: bool,
     /// How many ticks at `rate` each tick stands for by now.
     weight: u32,
     namespace: PidNamespace,
@@ -79,23 +82,34 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Prepares to run `sampler`, of these programs, for `process`, `rate` times a second on each CPU that it runs on.
+    /// Prepares to run `sampler`, of these programs, for `process`, `rate` times a second on each CPU that it runs on. `is_light` says
+    /// whether it is the light sampler, which a process may have besides the other.
     ///
     /// # Errors
     /// The kernel refuses, or there are too many recordings at once.
-    pub fn prepare(programs: &mut Programs, process: &Process, rate: u32, sampler: &ProgramFd) -> anyhow::Result<Self> {
+    pub fn prepare(
+        programs: &mut Programs,
+        process: &Process,
+        rate: u32,
+        sampler: &ProgramFd,
+        is_light: bool,
+    ) -> anyhow::Result<Self> {
         let (namespace, id) = number(process).context("the PID namespace of the process")?;
         let mut shared = lock(&SHARED);
         shared.retain(|events| events.strong_count() != 0);
         let is_alike = |events: &Arc<Mutex<CpuEvents>>| {
             let events = lock(events);
-            events.rate == rate && events.namespace == namespace
+            events.rate == rate && events.namespace == namespace && events.are_light == is_light
         };
         let known = shared.iter().filter_map(Weak::upgrade).find(is_alike);
         let events = match known {
             Some(events) => events,
             None => {
-                let events = Arc::new(Mutex::new(CpuEvents::open(&mut programs.ebpf(), rate, namespace)?));
+                // Its own programs may serve the events of the other sampler already.
+                let is_free = programs.ebpf().map("CHOSEN").is_some();
+                let spare = if is_free { None } else { Some(Set::load(Wanted::nothing(), 1)?) };
+                let mut ebpf = spare.as_ref().map_or_else(|| programs.ebpf(), Set::ebpf);
+                let events = Arc::new(Mutex::new(CpuEvents::open(&mut ebpf, rate, namespace, is_light)?));
                 shared.push(Arc::downgrade(&events));
                 events
             }
@@ -185,7 +199,7 @@ impl Drop for Chosen {
 
 impl CpuEvents {
     /// Opens the events with these programs and maps; they sample no process yet.
-    pub fn open(ebpf: &mut Ebpf, rate: u32, namespace: PidNamespace) -> anyhow::Result<Self> {
+    pub fn open(ebpf: &mut Ebpf, rate: u32, namespace: PidNamespace, are_light: bool) -> anyhow::Result<Self> {
         let mut place: Array<_, PidNamespace> = take_map(ebpf, "NAMESPACE")?.try_into()?;
         place.set(0, &namespace, 0)?;
         let chosen = take_map(ebpf, "CHOSEN")?.try_into()?;
@@ -211,6 +225,7 @@ impl CpuEvents {
         anyhow::ensure!(!events.is_empty(), "no CPU has room for an event");
         Ok(Self {
             rate,
+            are_light,
             weight: 1,
             namespace,
             program,

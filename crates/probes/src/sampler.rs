@@ -78,7 +78,7 @@ impl Sampler {
     /// # Errors
     /// As [`Self::attach`].
     pub fn attach_light(programs: &mut Programs, process: &Process, rate: u32) -> Result<Self, ProbeError> {
-        let sampler = Self::attach_program(programs, process, rate, SAMPLE_ACTIVITY, EventPlaces::Threads)?;
+        let sampler = Self::attach_program(programs, process, rate, SAMPLE_ACTIVITY, EventPlaces::Auto)?;
         sampler.begin()?;
         Ok(sampler)
     }
@@ -116,7 +116,7 @@ impl Sampler {
             let fd = program(&mut programs.ebpf(), name)
                 .and_then(|program| Ok(program.fd()?.try_clone()?))
                 .map_err(refused)?;
-            match Chosen::prepare(programs, process, rate, &fd) {
+            match Chosen::prepare(programs, process, rate, &fd, name == SAMPLE_ACTIVITY) {
                 Ok(chosen) => {
                     (sampler.clock, sampler.cpus) = (Clock::CpuClock, Some(chosen.cpus()));
                     sampler.events = Events::OnCpus(chosen);
@@ -251,6 +251,11 @@ impl Sampler {
     /// The number of CPUs that have events; [`None`] if the events are on threads.
     pub fn cpus(&self) -> Option<usize> {
         self.cpus
+    }
+
+    /// Ticks per second on each CPU; [`None`] if the events are on threads.
+    pub fn ticks_on_cpus(&self) -> Option<f64> {
+        self.cpus.map(|_| self.rate())
     }
 
     /// The clock and the rate, if events are on threads.

@@ -142,7 +142,7 @@ impl Set {
             set.samples = Some(Mutex::new(SharedSamples::new(ring)));
             let (rate, namespace, _) = kind;
             if let Some(rate) = rate {
-                let events = CpuEvents::open(&mut ebpf, rate, namespace)
+                let events = CpuEvents::open(&mut ebpf, rate, namespace, false)
                     .inspect_err(|error| lock(&REFUSED).push((kind, whole(error))))?;
                 set.events = Some(Arc::new(Mutex::new(events)));
             }

@@ -29,6 +29,8 @@ pub struct MemorySummary {
     pub noted: Vec<(&'static str, u64)>,
     /// What the recording has cost the process.
     pub cost: Cost,
+    /// The share of each CPU's time that ticks of the light sampler take from all other processes; [`None`] if it has no events on CPUs.
+    pub others: Option<f64>,
     /// What was allocated for which requests.
     pub requests: AllocationRequestSummary,
     /// The table of traces, if the user wants it.
@@ -109,6 +111,9 @@ impl MemorySummary {
             self.ledger.lines().iter().try_for_each(|line| writeln!(out, "  {line}"))?;
         }
         writeln!(out, "  cost to it         {}", self.cost)?;
+        if let Some(others) = self.others {
+            writeln!(out, "  cost to all others {:.3}% of each CPU", others * 100.0)?;
+        }
         if let Some(estimate) = &self.estimate {
             if let Some(asked) = estimate.asked {
                 writeln!(out, "  {}", against(asked, self.cost.share))?;

@@ -609,6 +609,12 @@ impl MemoryRecording {
         bounded.or_else(|| self.unknown_vm_sampler.as_ref().and_then(|(sampler, _)| sampler.on_threads()))
     }
 
+    /// Ticks of the light sampler per second on each CPU, if its events are there.
+    pub fn ticks_on_cpus(&self) -> Option<f64> {
+        let bounded = self.bounded.as_ref().and_then(WindowRecording::ticks_on_cpus);
+        bounded.or_else(|| self.unknown_vm_sampler.as_ref().and_then(|(sampler, _)| sampler.ticks_on_cpus()))
+    }
+
     /// The clock of the light sampler, if there is one.
     pub fn clock(&self) -> Option<Clock> {
         self.bounded.as_ref().map(WindowRecording::clock)
@@ -691,7 +697,7 @@ impl MemoryRecording {
         mut self,
         programs: &Programs,
         duration: Duration,
-        cost: Cost,
+        (cost, others): (Cost, Option<f64>),
         unread_stacks: (&'static str, u64),
     ) -> Result<(MemorySummary, Vec<PathBuf>), EngineError> {
         if self.bounded.is_none() {
@@ -734,6 +740,7 @@ impl MemoryRecording {
             duration: self.stopped.unwrap_or(duration),
             tally,
             cost,
+            others,
             ledger,
             lost,
             noted,

@@ -1005,8 +1005,10 @@ impl Recording {
             Ok::<_, EngineError>((summary, files))
         });
         let over_budget = memory.as_ref().is_some_and(|memory| memory.stopped.is_some());
-        let memory =
-            memory.map(|memory| memory.finish(&programs, duration, memory_cost, (UNREAD_STACKS, unread_stacks)));
+        let memory = memory.map(|memory| {
+            let others = memory.ticks_on_cpus().map(|ticks| tick * ticks);
+            memory.finish(&programs, duration, (memory_cost, others), (UNREAD_STACKS, unread_stacks))
+        });
         // Both are finished before either's error is reported.
         let (cpu, memory) = (cpu.transpose(), memory.transpose());
         Ok(Summaries { cpu: cpu?, memory: memory?, over_budget })

@@ -81,6 +81,11 @@ impl UnknownVmSampler {
         self.sampler.on_threads()
     }
 
+    /// Ticks of the sampler per second on each CPU, if its events are there.
+    pub fn ticks_on_cpus(&self) -> Option<f64> {
+        self.sampler.ticks_on_cpus()
+    }
+
     /// Passes the samples since the last call to `unknown_vms`.
     pub fn drain(&mut self, unknown_vms: &mut UnknownVms) {
         self.samples.drain(usize::MAX, |mut sample| unknown_vms.look(&mut sample));

@@ -113,6 +113,11 @@ impl WindowRecording {
         self.sampler.on_threads()
     }
 
+    /// Ticks of the sampler per second on each CPU, if its events are there.
+    pub fn ticks_on_cpus(&self) -> Option<f64> {
+        self.sampler.ticks_on_cpus()
+    }
+
     /// The clock of the sampler.
     pub fn clock(&self) -> Clock {
         self.sampler.clock()
