@@ -24,8 +24,9 @@ use lj_trace_common::turn::{DEEPER, DEEPER_WAITS, EndedTurn, LENGTHS, LoopCall, 
 
 use crate::arch;
 use crate::count::{add_to, below_256};
-use crate::maps::{OFF_CPU_THREADS, SAMPLES, TURN_LENGTHS};
-use crate::off_cpu::{forget, known, make, note_unseen};
+use crate::maps::{SAMPLES, TURN_LENGTHS};
+use crate::off_cpu::{forget, note_unseen};
+use crate::off_cpu_threads::{first_seen, may_be_recorded, recorded, thread_entry};
 use crate::scratch::PAYLOAD;
 use crate::wakeup;
 
@@ -85,10 +86,11 @@ pub fn any_call_ends(context: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "sched_process_exit")]
 pub fn thread_exits(_context: BtfTracePointContext) -> i32 {
     let id = bpf_get_current_pid_tgid();
-    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&(id as u32)) else { return 0 };
-    let Some(process) = known((id >> 32) as u32) else { return 0 };
-    // SAFETY: as in `wait_begins`.
-    let entry = unsafe { &mut *entry };
+    let process = (id >> 32) as u32;
+    if !may_be_recorded(process) {
+        return 0;
+    }
+    let Some((process, entry)) = recorded(process, id as u32) else { return 0 };
     if entry.turn_began != 0 {
         end_turn(process, entry, id as u32, true);
     }
@@ -113,12 +115,15 @@ fn call_begins(call: LoopCall) -> i32 {
 #[inline(always)]
 fn wait_begins(is_epoll: bool) -> i32 {
     let id = bpf_get_current_pid_tgid();
+    let (process, thread) = ((id >> 32) as u32, id as u32);
     // The turns of a process that is no longer recorded stay as they are.
-    let Some(process) = known((id >> 32) as u32).filter(|process| process.over != 0) else { return 0 };
-    let thread = id as u32;
-    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread).or_else(|| make(process, thread)) else { return 0 };
-    // SAFETY: the entry of a thread is changed by itself and at its own switches only, one after the other.
-    let entry = unsafe { &mut *entry };
+    if !may_be_recorded(process) {
+        return 0;
+    }
+    let Some((process, entry)) = recorded(process, thread).or_else(|| first_seen(process, thread)) else { return 0 };
+    if process.over == 0 {
+        return 0;
+    }
     if is_epoll {
         entry.uses_epoll = 1;
     } else if entry.uses_epoll != 0 || !is_of_loop(entry) {
@@ -136,9 +141,7 @@ fn wait_begins(is_epoll: bool) -> i32 {
 #[inline(always)]
 fn wait_goes_on() -> i32 {
     let thread = bpf_get_current_pid_tgid() as u32;
-    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread) else { return 0 };
-    // SAFETY: as in `wait_begins`.
-    let entry = unsafe { &mut *entry };
+    let Some(entry) = thread_entry(thread) else { return 0 };
     if entry.loop_wait == LOOP_WAIT_INTERRUPTED {
         entry.loop_wait = IN_LOOP_WAIT;
         entry.turn_began = 0;
@@ -150,9 +153,7 @@ fn wait_goes_on() -> i32 {
 #[inline(always)]
 fn wait_ends(result: i64) -> i32 {
     let thread = bpf_get_current_pid_tgid() as u32;
-    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread) else { return 0 };
-    // SAFETY: as in `wait_begins`.
-    let entry = unsafe { &mut *entry };
+    let Some(entry) = thread_entry(thread) else { return 0 };
     if entry.loop_wait != IN_LOOP_WAIT {
         return 0;
     }
@@ -262,9 +263,9 @@ pub fn note_wait(entry: &mut OffCpuThread, wait: u64, now: u64, after: u64) -> b
 #[inline(never)]
 pub fn under_way(after: u32) -> u64 {
     let thread = bpf_get_current_pid_tgid() as u32;
-    let Some(entry) = OFF_CPU_THREADS.get_ptr(&thread) else { return 0 };
-    // SAFETY: the thread itself is interrupted, and nobody else changes its entry meanwhile.
-    let (began, turn) = unsafe { ((*entry).turn_began, (*entry).turn) };
+    let Some(entry) = thread_entry(thread) else { return 0 };
+    // The thread itself is interrupted, and nobody else changes its entry meanwhile.
+    let (began, turn) = (entry.turn_began, entry.turn);
     // SAFETY: the helper has no preconditions.
     let now = unsafe { bpf_ktime_get_ns() };
     if began == 0 || now.wrapping_sub(began) < u64::from(after) * 1000 { 0 } else { turn }

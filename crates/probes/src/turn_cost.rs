@@ -40,7 +40,7 @@ impl CallTimes {
 
 /// The entry for lj-trace itself while it measures: its waits are turns, but none of them is reported.
 pub(super) const OWN: OffCpuProcess =
-    OffCpuProcess { began: 0, threshold: u64::MAX >> 1, over: u64::MAX, turn_after: u64::MAX, number: 0, reserved: 0 };
+    OffCpuProcess { began: 0, threshold: u64::MAX >> 1, over: u64::MAX, turn_after: u64::MAX, number: 0, pid: 0 };
 
 /// The time of a call, in seconds of CPU time.
 fn time(call: impl Fn()) -> f64 {

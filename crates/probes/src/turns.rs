@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use aya::maps::{Array, HashMap};
+use aya::maps::Array;
 use aya::programs::fentry::FEntryLink;
 use aya::programs::fexit::FExitLink;
 use aya::programs::tp_btf::BtfTracePointLink;
@@ -17,6 +17,7 @@ use lj_trace_process::{Process, namespace};
 use super::arch::SYSTEM_CALL;
 use super::error::ProbeError;
 use super::off_cpu::{forget_process, forget_threads};
+use super::off_cpu_threads;
 use super::programs::Programs;
 use super::set::{Set, lock, map_mut};
 use super::switching_processes;
@@ -112,9 +113,9 @@ impl Turns {
     pub fn begin(&self, now: u64) -> Result<(), ProbeError> {
         let TurnLimits { over, after, wait } = self.limits;
         let process =
-            OffCpuProcess { began: now, threshold: wait, over, turn_after: after, number: self.number, reserved: 0 };
+            OffCpuProcess { began: now, threshold: wait, over, turn_after: after, number: self.number, pid: self.pid };
         let mut ebpf = self.set.ebpf();
-        switching_processes::add(&mut ebpf, self.pid, &process).map_err(ProbeError::sort)
+        switching_processes::add(&mut ebpf, &process).map_err(ProbeError::sort)
     }
 
     /// What recording turns costs here: a thread for each turn, and the machine for each system call.
@@ -140,13 +141,11 @@ impl Turns {
     /// The turns that have not ended at `now` but are already too long.
     pub fn under_way(&self, now: u64) -> Vec<EndedTurn> {
         let mut ebpf = self.set.ebpf();
-        let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return Vec::new() };
-        let Ok(map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return Vec::new() };
         let is_own = |of: &OffCpuThread| of.process == self.number && of.turn_began != 0;
-        let before: Vec<_> = map.iter().filter_map(Result::ok).filter(|(_, of)| is_own(of)).collect();
+        let before = off_cpu_threads::of_process(&mut ebpf, self.number).into_iter().filter(|(_, of)| is_own(of));
         let of = |(tid, before): (u32, OffCpuThread)| {
             let state = thread_state(self.pid, tid);
-            let of = map.get(&tid, 0).ok().filter(is_own)?;
+            let of = off_cpu_threads::get(&mut ebpf, tid).filter(is_own)?;
             let (waits, unseen) = off_now(&before, state, &of, now);
             Some(EndedTurn {
                 mark: TURN_ENDED,
@@ -162,7 +161,7 @@ impl Turns {
                 reserved: 0,
             })
         };
-        before.into_iter().filter_map(of).filter(|turn| turn.length() >= self.limits.over).collect()
+        before.filter_map(of).filter(|turn| turn.length() >= self.limits.over).collect()
     }
 
     /// Clears what another process with this number may have left.
@@ -206,7 +205,7 @@ fn attach_once(set: &Set, number: u32) -> anyhow::Result<TurnCost> {
     let before = CallTimes::measure();
     links.held = attach_all(&mut set.ebpf())?;
     let pid = std::process::id();
-    switching_processes::add(&mut set.ebpf(), pid, &OffCpuProcess { number, ..OWN })?;
+    switching_processes::add(&mut set.ebpf(), &OffCpuProcess { number, pid, ..OWN })?;
     let after = CallTimes::measure();
     forget_process(set, pid);
     forget_threads(set, number);
