@@ -9,13 +9,14 @@
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 
+use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::pt_regs;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{
     bpf_get_current_task_btf, bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_ringbuf_output, bpf_task_pt_regs,
 };
-use aya_ebpf::macros::{btf_tracepoint, fentry, fexit};
-use aya_ebpf::programs::{BtfTracePointContext, FEntryContext, FExitContext};
+use aya_ebpf::macros::{btf_tracepoint, fentry, fexit, tracepoint};
+use aya_ebpf::programs::{BtfTracePointContext, FEntryContext, FExitContext, TracePointContext};
 use lj_trace_common::event::SampleHeader;
 use lj_trace_common::off_cpu::{
     IN_LOOP_WAIT, LOOP_WAIT_INTERRUPTED, NO_LOOP_WAIT, OffCpuProcess, OffCpuThread, WAS_PREEMPTED,
@@ -65,7 +66,43 @@ loop_waits! {
     restart_syscall_begins, restart_syscall_ends, LoopCall::Restart;
 }
 
-/// Any system call begins. Used where the kernel allows no programs at functions.
+/// A wait with epoll begins. This program and the next three are at the tracepoints of the waits alone, where the kernel
+/// allows no programs at functions.
+#[tracepoint]
+pub fn epoll_call_begins(_context: TracePointContext) -> u32 {
+    call_begins(LoopCall::Epoll) as u32
+}
+
+/// A wait with poll or select begins.
+#[tracepoint]
+pub fn other_call_begins(_context: TracePointContext) -> u32 {
+    call_begins(LoopCall::Other) as u32
+}
+
+/// An interrupted wait goes on.
+#[tracepoint]
+pub fn restart_call_begins(_context: TracePointContext) -> u32 {
+    call_begins(LoopCall::Restart) as u32
+}
+
+/// What the kernel passes to a program at the end of a system call (`perf_call_bpf_exit`,
+/// `kernel/trace/trace_syscalls.c`).
+#[repr(C)]
+struct EndedCall {
+    registers: u64,
+    number: u64,
+    result: i64,
+}
+
+/// Any of these has ended.
+#[tracepoint]
+pub fn wait_call_ends(context: TracePointContext) -> u32 {
+    // SAFETY: the kernel passes this, and checks what is read of it.
+    wait_ends(unsafe { (*context.as_ptr().cast::<EndedCall>()).result }) as u32
+}
+
+/// Any system call begins. Used where the kernel allows no programs at functions, and lj-trace cannot find its
+/// tracepoints.
 #[btf_tracepoint(function = "sys_enter")]
 pub fn any_call_begins(context: BtfTracePointContext) -> i32 {
     call_begins(arch::loop_wait(context.arg(1)))

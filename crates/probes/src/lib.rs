@@ -36,6 +36,7 @@ pub mod switching;
 pub mod switching_processes;
 pub mod task_events;
 mod timely;
+mod tracefs;
 mod trapped;
 pub mod turn_cost;
 pub mod turns;
