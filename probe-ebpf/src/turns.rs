@@ -177,8 +177,12 @@ fn wait_begins(is_epoll: bool) -> i32 {
 /// The current thread continues an interrupted system call. If that is the wait of its loop, there was no turn.
 #[inline(always)]
 fn wait_goes_on() -> i32 {
-    let thread = bpf_get_current_pid_tgid() as u32;
-    let Some(entry) = thread_entry(thread) else { return 0 };
+    let id = bpf_get_current_pid_tgid();
+    // Nearly all threads have no entry, which only a look-up in a hash table shows.
+    if !may_be_recorded((id >> 32) as u32) {
+        return 0;
+    }
+    let Some(entry) = thread_entry(id as u32) else { return 0 };
     if entry.loop_wait == LOOP_WAIT_INTERRUPTED {
         entry.loop_wait = IN_LOOP_WAIT;
         entry.turn_began = 0;
@@ -189,8 +193,12 @@ fn wait_goes_on() -> i32 {
 /// The current thread has waited for events. If that was the wait of its loop, its next turn begins.
 #[inline(always)]
 fn wait_ends(result: i64) -> i32 {
-    let thread = bpf_get_current_pid_tgid() as u32;
-    let Some(entry) = thread_entry(thread) else { return 0 };
+    let id = bpf_get_current_pid_tgid();
+    // Nearly all threads have no entry, which only a look-up in a hash table shows.
+    if !may_be_recorded((id >> 32) as u32) {
+        return 0;
+    }
+    let Some(entry) = thread_entry(id as u32) else { return 0 };
     if entry.loop_wait != IN_LOOP_WAIT {
         return 0;
     }
