@@ -4,8 +4,17 @@ use crate::arch::REGISTERS;
 use crate::event::SampledRegisters;
 use crate::memory::Pod;
 
-/// The most threads that are tracked at once, over all processes.
+/// The most threads that are tracked at once, over all processes; a power of two.
 pub const MAX_OFF_CPU_THREADS: u32 = 8192;
+
+/// How many places a thread may have in the array of threads: where the first is taken, the next one is tried.
+pub const PLACES: u32 = 16;
+
+/// The place of a thread in the array of threads. Nearly all threads have their first place, since the threads of a
+/// process have ids in a row. The places after it are far apart, where the ids of its neighbors do not lead.
+pub const fn place(thread: u32, attempt: u32) -> u32 {
+    thread.wrapping_add(attempt.wrapping_mul(2971)) & (MAX_OFF_CPU_THREADS - 1)
+}
 
 /// Words in the process filter. For a thread of any other process, a context switch checks one bit of it; a lookup in
 /// the table of processes takes ten times as long.
@@ -70,14 +79,18 @@ pub struct OffCpuThread {
     pub waited: u64,
     /// How often the thread was off the CPU.
     pub waits: u64,
+    /// The thread's id, in the kernel's own namespace; 0 if the place is free.
+    pub tid: u32,
+    /// Number of its process among the recorded ones.
+    pub process: u32,
     /// The thread's state when it left the CPU: bits of `task_struct.__state`, or [`WAS_PREEMPTED`].
     pub state: u32,
     /// The same for the wait whose walk is pending.
     pub pending_state: u32,
-    /// Number of its process among the recorded ones.
-    pub process: u32,
     /// Size of the kernel's stack in `kernel`, in bytes.
     pub kernel_size: u32,
+    /// Whether the thread waits for events with epoll: then no other wait is its event loop.
+    pub uses_epoll: u32,
     /// When the current turn of its event loop began, in nanoseconds of `CLOCK_MONOTONIC`; 0 outside of a turn.
     pub turn_began: u64,
     /// Number of the current turn, or of the last one; numbers start at 1.
@@ -92,14 +105,10 @@ pub struct OffCpuThread {
     pub turn_unseen: u64,
     /// The stack pointer at waits of its event loop with poll or select; 0 if no such wait was seen.
     pub loop_stack: u64,
-    /// Whether the thread waits for events with epoll: then no other wait is its event loop.
-    pub uses_epoll: u32,
     /// Whether the thread is in a wait of its event loop: [`NO_LOOP_WAIT`], [`IN_LOOP_WAIT`] or [`LOOP_WAIT_INTERRUPTED`].
     pub loop_wait: u32,
     /// How many waits came from deeper on its stack since the last wait of its event loop.
     pub deeper_waits: u32,
-    /// Always 0: keeps the size a multiple of 8.
-    pub reserved: u32,
     /// The kernel's frames, innermost first.
     pub kernel: [u64; MAX_WAIT_STACK],
 }
@@ -114,10 +123,12 @@ impl OffCpuThread {
         pending: 0,
         waited: 0,
         waits: 0,
+        tid: 0,
+        process: 0,
         state: 0,
         pending_state: 0,
-        process: 0,
         kernel_size: 0,
+        uses_epoll: 0,
         turn_began: 0,
         turn: 0,
         pending_turn: 0,
@@ -125,10 +136,8 @@ impl OffCpuThread {
         turn_preempted: 0,
         turn_unseen: 0,
         loop_stack: 0,
-        uses_epoll: 0,
         loop_wait: NO_LOOP_WAIT,
         deeper_waits: 0,
-        reserved: 0,
         kernel: [0; MAX_WAIT_STACK],
     };
 }
@@ -167,8 +176,8 @@ pub struct OffCpuProcess {
     pub turn_after: u64,
     /// Its number among the recorded processes.
     pub number: u32,
-    /// Always 0: keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// Its id, in the kernel's own namespace; 0 if no process has this number.
+    pub pid: u32,
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertions below prove.
@@ -179,6 +188,7 @@ unsafe impl Pod for OffCpuProcess {}
 unsafe impl Pod for WaitingTask {}
 
 const _: () = {
+    assert!(MAX_OFF_CPU_THREADS.is_power_of_two());
     assert!(size_of::<bpf_task_work>() == 8);
     assert!(size_of::<OffCpuThread>() == 14 * 8 + 8 * 4 + MAX_WAIT_STACK * 8);
     assert!(size_of::<WaitingTask>() == (1 + REGISTERS) * 8 + 4 * 4 + MAX_WAIT_STACK * 8);

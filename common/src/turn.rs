@@ -7,16 +7,16 @@ pub const TURN_ENDED: u64 = u64::MAX - 1;
 
 /// System calls that wait for events, each with the BPF programs at its entry and its return.
 pub const LOOP_WAITS: [LoopWait; 8] = [
-    LoopWait { call: "epoll_wait", begins: "epoll_wait_begins", ends: "epoll_wait_ends" },
-    LoopWait { call: "epoll_pwait", begins: "epoll_pwait_begins", ends: "epoll_pwait_ends" },
-    LoopWait { call: "epoll_pwait2", begins: "epoll_pwait2_begins", ends: "epoll_pwait2_ends" },
-    LoopWait { call: "poll", begins: "poll_begins", ends: "poll_ends" },
-    LoopWait { call: "ppoll", begins: "ppoll_begins", ends: "ppoll_ends" },
-    LoopWait { call: "select", begins: "select_begins", ends: "select_ends" },
-    LoopWait { call: "pselect6", begins: "pselect6_begins", ends: "pselect6_ends" },
+    LoopWait::new("epoll_wait", "epoll_wait_begins", "epoll_wait_ends", LoopCall::Epoll),
+    LoopWait::new("epoll_pwait", "epoll_pwait_begins", "epoll_pwait_ends", LoopCall::Epoll),
+    LoopWait::new("epoll_pwait2", "epoll_pwait2_begins", "epoll_pwait2_ends", LoopCall::Epoll),
+    LoopWait::new("poll", "poll_begins", "poll_ends", LoopCall::Other),
+    LoopWait::new("ppoll", "ppoll_begins", "ppoll_ends", LoopCall::Other),
+    LoopWait::new("select", "select_begins", "select_ends", LoopCall::Other),
+    LoopWait::new("pselect6", "pselect6_begins", "pselect6_ends", LoopCall::Other),
     // The kernel resumes a poll with this call after a signal without a handler has interrupted it: SIGSTOP, a frozen
     // container.
-    LoopWait { call: "restart_syscall", begins: "restart_syscall_begins", ends: "restart_syscall_ends" },
+    LoopWait::new("restart_syscall", "restart_syscall_begins", "restart_syscall_ends", LoopCall::Restart),
 ];
 
 /// A system call that waits for events.
@@ -24,11 +24,27 @@ pub const LOOP_WAITS: [LoopWait; 8] = [
 pub struct LoopWait {
     /// Its name, without the prefix that the kernel adds for a processor.
     pub call: &'static str,
-    /// The BPF program at its entry.
+    /// The BPF program at the entry of its function.
     pub begins: &'static str,
-    /// The BPF program at its return.
+    /// The BPF program at the return of its function.
     pub ends: &'static str,
+    /// The BPF program at its entry, where programs are at tracepoints.
+    pub begins_at_tracepoint: &'static str,
 }
+
+impl LoopWait {
+    const fn new(call: &'static str, begins: &'static str, ends: &'static str, kind: LoopCall) -> Self {
+        let begins_at_tracepoint = match kind {
+            LoopCall::Epoll => "epoll_call_begins",
+            LoopCall::Other | LoopCall::None => "other_call_begins",
+            LoopCall::Restart => "restart_call_begins",
+        };
+        Self { call, begins, ends, begins_at_tracepoint }
+    }
+}
+
+/// The BPF program at the return of all of them, where programs are at tracepoints.
+pub const ENDS_AT_TRACEPOINT: &str = "wait_call_ends";
 
 /// What kind of wait for events a system call is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +182,7 @@ mod tests {
 
     #[test]
     fn programs_have_the_names_of_their_calls() {
-        for LoopWait { call, begins, ends } in LOOP_WAITS {
+        for LoopWait { call, begins, ends, .. } in LOOP_WAITS {
             assert_eq!((begins, ends), (&*format!("{call}_begins"), &*format!("{call}_ends")));
         }
     }

@@ -20,6 +20,7 @@ mod log;
 mod maps;
 mod memory;
 mod off_cpu;
+mod off_cpu_threads;
 mod pending;
 mod sample;
 mod scratch;

@@ -14,6 +14,7 @@ use lj_trace_common::config::{
 };
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, MAX_WATCHED, Watched};
 use lj_trace_common::off_cpu::{FILTER_WORDS, MAX_OFF_CPU_THREADS, OffCpuProcess, OffCpuThread};
+use lj_trace_common::run_queue_clock::RunQueueClock;
 use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
 use lj_trace_common::trace::TraceKey;
 use lj_trace_common::turn::TurnLengths;
@@ -157,19 +158,32 @@ pub static FOLLOWED: Array<Followed> = Array::with_max_entries(MAX_FOLLOWED, 0);
 #[map]
 pub static FOLLOWED_END: Array<u32> = Array::with_max_entries(1, 0);
 
-/// The processes whose time off the CPU is recorded, by their numbers in the initial PID namespace.
+/// The processes whose time off the CPU is recorded, by their numbers among the recorded ones. The agent sets the
+/// number of entries.
 #[map]
-pub static OFF_CPU_PROCESSES: HashMap<u32, OffCpuProcess> = HashMap::with_max_entries(MAX_PROCESSES, 0);
+pub static OFF_CPU_PROCESSES: Array<OffCpuProcess> = Array::with_max_entries(1, 0);
+
+/// These numbers, by the process's id in the initial PID namespace.
+#[map]
+pub static OFF_CPU_NUMBERS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_PROCESSES, 0);
 
 /// A filter with a bit for each of these processes, and for few others: [`lj_trace_common::off_cpu::filter_bit`].
 #[map]
 pub static OFF_CPU_FILTER: Array<u64> = Array::with_max_entries(FILTER_WORDS, 0);
 
-/// The threads of these processes, by number in the same namespace. A BTF map, because the kernel finds its own fields
-/// in the entries by their types.
+/// The threads of these processes, each at one of its places ([`lj_trace_common::off_cpu::place`]). It is an array
+/// because the kernel builds a look-up there into the program, and a switch has two. A look-up in a hash table calls
+/// several functions. A BTF map, because the kernel finds its own fields in the entries by their types.
 #[btf_map]
-pub static OFF_CPU_THREADS: btf_maps::HashMap<u32, OffCpuThread, { MAX_OFF_CPU_THREADS as usize }> =
-    btf_maps::HashMap::new();
+pub static OFF_CPU_THREADS: btf_maps::Array<OffCpuThread, { MAX_OFF_CPU_THREADS as usize }> = btf_maps::Array::new();
+
+/// The places of the threads there, by their ids in the same namespace.
+#[map]
+pub static OFF_CPU_PLACES: HashMap<u32, u32> = HashMap::with_max_entries(MAX_OFF_CPU_THREADS, 0);
+
+/// The difference between the clocks of this CPU.
+#[map]
+pub static RUN_QUEUE_CLOCK: PerCpuArray<RunQueueClock> = PerCpuArray::with_max_entries(1, 0);
 
 /// The process whose threads the iterator reports.
 #[map]

@@ -11,76 +11,94 @@ use core::arch::asm;
 use core::ffi::c_void;
 
 use aya_ebpf::bindings::{BPF_NOEXIST, pt_regs, seq_file, task_struct};
+use aya_ebpf::helpers::bpf_get_smp_processor_id;
 use aya_ebpf::helpers::generated::{
     bpf_get_prandom_u32, bpf_get_task_stack, bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_seq_write, bpf_task_pt_regs,
 };
-use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use lj_trace_common::config::{Counter, MAX_KERNEL_STACK};
-use lj_trace_common::off_cpu::{
-    MAX_WAIT_STACK, OffCpuProcess, OffCpuThread, TASK_DEAD, WAS_PREEMPTED, WaitingTask, filter_bit,
-};
+use lj_trace_common::off_cpu::{MAX_WAIT_STACK, OffCpuThread, TASK_DEAD, WAS_PREEMPTED, WaitingTask};
 
 use crate::clock::Timer;
 use crate::count::add_of;
-use crate::maps::{BUSY, CONFIG, ITERATED, OFF_CPU_FILTER, OFF_CPU_PROCESSES, OFF_CPU_THREADS, WAITING_TASK};
+use crate::maps::{BUSY, CONFIG, ITERATED, OFF_CPU_THREADS, RUN_QUEUE_CLOCK, WAITING_TASK};
+use crate::off_cpu_threads::{first_seen, may_be_recorded, recorded, thread_entry};
 use crate::scratch::{PAYLOAD, Scratch, WaitingRoom};
-use crate::{sample, turns};
+use crate::{off_cpu_threads, sample, turns};
 
-/// A thread leaves a CPU to another thread. If both belong to one process, the process is looked up once and the clock
-/// is read once.
+/// A thread leaves a CPU to another thread.
 #[btf_tracepoint(function = "sched_switch")]
 pub fn off_cpu_switch(context: BtfTracePointContext) -> i32 {
-    let id = bpf_get_current_pid_tgid();
-    let before = (id >> 32) as u32;
-    let next: *const task_struct = context.arg(2);
-    let after: u32;
-    // SAFETY: a field of a task, whose place the agent puts here (`crates/probes/src/kernel_places.rs`).
-    unsafe { asm!("{0} = *(u32 *)({1} + 31233)", out(reg) after, in(reg) next, options(nostack, readonly)) };
-    let leaving = known(before);
-    let coming = if after == before { leaving } else { known(after) };
-    // Read the time only where it is needed. One read under a combined condition would put two pointers into one
-    // number, which the verifier refuses.
-    let mut now = 0;
-    if let Some(process) = leaving {
-        // SAFETY: the helper has no preconditions.
-        now = unsafe { bpf_ktime_get_ns() };
-        let is_preempted: bool = context.arg::<u32>(0) as u8 != 0;
-        leave(process, id as u32, if is_preempted { WAS_PREEMPTED } else { context.arg(3) }, now);
+    let (previous, next): (*const task_struct, *const task_struct) = (context.arg(1), context.arg(2));
+    let (before, after): (u32, u32);
+    // SAFETY: fields of tasks, whose place the agent puts here (`crates/probes/src/kernel_places.rs`).
+    unsafe {
+        asm!("{0} = *(u32 *)({1} + 31233)", out(reg) before, in(reg) previous, options(nostack, readonly));
+        asm!("{0} = *(u32 *)({1} + 31233)", out(reg) after, in(reg) next, options(nostack, readonly));
     }
-    if let Some(process) = coming {
-        if now == 0 {
-            // SAFETY: as above.
-            now = unsafe { bpf_ktime_get_ns() };
-        }
-        come_back(process, next, now);
+    let is_leaving = may_be_recorded(before);
+    let is_coming = if after == before { is_leaving } else { may_be_recorded(after) };
+    if !is_leaving && !is_coming {
+        return 0;
+    }
+    let now = time(next);
+    if is_leaving {
+        let is_preempted: bool = context.arg::<u32>(0) as u8 != 0;
+        leave(before, previous, if is_preempted { WAS_PREEMPTED } else { context.arg(3) }, now);
+    }
+    if is_coming {
+        come_back(after, next, now);
     }
     0
 }
 
-/// The entry of a process, if it is recorded.
+/// The time, at a switch to this thread.
 #[inline(always)]
-pub fn known(process: u32) -> Option<&'static OffCpuProcess> {
-    // Nearly all switches are those of other processes. The bit of idle CPUs is that of process 0, so they never pass.
-    let (word, bit) = filter_bit(process);
-    if OFF_CPU_FILTER.get(word)? & bit == 0 {
-        return None;
+fn time(next: *const task_struct) -> u64 {
+    let has_clock: u64;
+    // SAFETY: a number that the agent puts here: 0 if it does not know where this kernel has the clock.
+    unsafe { asm!("{0} = 2000000002", out(reg) has_clock, options(nomem, nostack, pure)) };
+    if has_clock != 0
+        && let Some(clock) = RUN_QUEUE_CLOCK.get_ptr_mut(0)
+    {
+        let scheduler: u64;
+        // SAFETY: fields, as in `off_cpu_switch`: of the task, the run queue of its group, that of the CPU, and its clock.
+        unsafe {
+            asm!(
+                "{0} = *(u64 *)({1} + 31238)", "{0} = *(u64 *)({0} + 31239)", "{0} = *(u64 *)({0} + 31240)",
+                out(reg) scheduler, in(reg) next, options(nostack, readonly)
+            );
+        }
+        // SAFETY: the entry is this CPU's own, and switches do not nest.
+        let clock = unsafe { &mut *clock };
+        // A field that cannot be read is 0.
+        if scheduler != 0 {
+            if clock.is_old(scheduler) {
+                // SAFETY: the helper has no preconditions.
+                clock.measure(scheduler, unsafe { bpf_ktime_get_ns() });
+            }
+            return clock.monotonic(scheduler);
+        }
     }
-    // SAFETY: the agent writes an entry once.
-    unsafe { OFF_CPU_PROCESSES.get(&process) }
+    // SAFETY: as above.
+    unsafe { bpf_ktime_get_ns() }
 }
 
-/// Notes that the current thread leaves the CPU in this state.
+/// Notes that a thread leaves the CPU in this state.
 #[inline(always)]
-fn leave(process: &OffCpuProcess, thread: u32, state: u32, now: u64) {
+fn leave(process: u32, task: *const task_struct, state: u32, now: u64) {
+    let thread: u32;
+    // SAFETY: a field of a task, as in `off_cpu_switch`.
+    unsafe { asm!("{0} = *(u32 *)({1} + 31234)", out(reg) thread, in(reg) task, options(nostack, readonly)) };
+    let seen = recorded(process, thread);
     if state & TASK_DEAD != 0 {
-        forget(process.number, thread, now);
+        if let Some((process, _)) = seen {
+            forget(process.number, thread, now);
+        }
         return;
     }
-    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread).or_else(|| make(process, thread)) else { return };
-    // SAFETY: the entry of a thread is changed at its own switches only, one after the other.
-    let entry = unsafe { &mut *entry };
+    let Some((_, entry)) = seen.or_else(|| first_seen(process, thread)) else { return };
     if entry.since != 0 {
         note_unseen(entry, now);
     }
@@ -106,69 +124,47 @@ pub fn note_unseen(entry: &mut OffCpuThread, now: u64) -> u32 {
 #[inline(never)]
 pub fn forget(process: u32, thread: u32, now: u64) -> u32 {
     // A thread that the programs never saw has no entry.
-    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread) else { return 0 };
-    // SAFETY: as in `leave`.
-    let entry = unsafe { &mut *entry };
+    let Some(entry) = thread_entry(thread) else { return 0 };
     let (waits, waited) = (entry.waits, entry.waited);
     if entry.since != 0 {
         note_unseen(entry, now);
     }
     add_of(process, Counter::Waits as u32, waits);
     add_of(process, Counter::WaitTime as u32, waited);
-    let _ = OFF_CPU_THREADS.remove(&thread);
+    off_cpu_threads::forget(thread);
     0
-}
-
-/// Makes the entry of a thread.
-#[inline(never)]
-pub fn make(known: &OffCpuProcess, thread: u32) -> Option<*mut OffCpuThread> {
-    static EMPTY: OffCpuThread = OffCpuThread::EMPTY;
-    if OFF_CPU_THREADS.insert(&thread, &EMPTY, BPF_NOEXIST.into()).is_err() {
-        add_of(known.number, Counter::OffCpuThreadsBeyond as u32, 1);
-        return None;
-    }
-    let entry = OFF_CPU_THREADS.get_ptr_mut(&thread)?;
-    // SAFETY: as in `leave`.
-    unsafe {
-        (*entry).process = known.number;
-        (*entry).point = point(known.threshold);
-    }
-    Some(entry)
 }
 
 /// A random point in a stratum.
 #[inline(always)]
-fn point(threshold: u64) -> u64 {
+pub fn point(threshold: u64) -> u64 {
     // SAFETY: the helper has no preconditions.
     (u64::from(unsafe { bpf_get_prandom_u32() }) * (threshold & 0xffff_ffff)) >> 32
 }
 
-/// A thread of a recorded process gets a CPU.
+/// A thread of a process that may be recorded gets a CPU.
 #[inline(always)]
-fn come_back(known: &OffCpuProcess, next: *const task_struct, now: u64) {
+fn come_back(process: u32, next: *const task_struct, now: u64) {
     let thread: u32;
     // SAFETY: a field of a task, as in `off_cpu_switch`.
     unsafe { asm!("{0} = *(u32 *)({1} + 31234)", out(reg) thread, in(reg) next, options(nostack, readonly)) };
-    let mut since = 0;
-    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread).or_else(|| {
+    let Some((known, entry)) = recorded(process, thread).or_else(|| {
+        let (known, entry) = first_seen(process, thread)?;
         // The thread was off the CPU since recording began, or since it was created.
         let started: u64;
         // SAFETY: as above.
         unsafe { asm!("{0} = *(u64 *)({1} + 31235)", out(reg) started, in(reg) next, options(nostack, readonly)) };
-        since = if started > known.began { started } else { known.began };
-        make(known, thread)
+        entry.since = if started > known.began { started } else { known.began };
+        Some((known, entry))
     }) else {
         return;
     };
-    // SAFETY: as in `leave`.
-    let entry = unsafe { &mut *entry };
+    let since = entry.since;
     if since == 0 {
-        since = entry.since;
-    }
-    if since == 0 || now <= since {
         return;
     }
-    let wait = now - since;
+    // The clocks of two CPUs may differ by a microsecond.
+    let wait = now.saturating_sub(since);
     entry.since = 0;
     entry.waited += wait;
     entry.waits += 1;
@@ -251,6 +247,10 @@ extern "C" fn walk_waiting(_map: *mut c_void, _key: *mut c_void, entry: *mut Off
     let entry = unsafe { &mut *entry };
     let (process, weight, state) = (entry.process, entry.pending, entry.pending_state);
     entry.pending = 0;
+    // The agent has just forgotten the thread.
+    if weight == 0 {
+        return 0;
+    }
     let Some(config) = CONFIG.get(process) else { return 0 };
     // SAFETY: the helper has no preconditions.
     let own = unsafe { bpf_get_smp_processor_id() };

@@ -9,13 +9,14 @@
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 
+use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::pt_regs;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{
     bpf_get_current_task_btf, bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_ringbuf_output, bpf_task_pt_regs,
 };
-use aya_ebpf::macros::{btf_tracepoint, fentry, fexit};
-use aya_ebpf::programs::{BtfTracePointContext, FEntryContext, FExitContext};
+use aya_ebpf::macros::{btf_tracepoint, fentry, fexit, tracepoint};
+use aya_ebpf::programs::{BtfTracePointContext, FEntryContext, FExitContext, TracePointContext};
 use lj_trace_common::event::SampleHeader;
 use lj_trace_common::off_cpu::{
     IN_LOOP_WAIT, LOOP_WAIT_INTERRUPTED, NO_LOOP_WAIT, OffCpuProcess, OffCpuThread, WAS_PREEMPTED,
@@ -24,8 +25,9 @@ use lj_trace_common::turn::{DEEPER, DEEPER_WAITS, EndedTurn, LENGTHS, LoopCall, 
 
 use crate::arch;
 use crate::count::{add_to, below_256};
-use crate::maps::{OFF_CPU_THREADS, SAMPLES, TURN_LENGTHS};
-use crate::off_cpu::{forget, known, make, note_unseen};
+use crate::maps::{SAMPLES, TURN_LENGTHS};
+use crate::off_cpu::{forget, note_unseen};
+use crate::off_cpu_threads::{first_seen, may_be_recorded, recorded, thread_entry};
 use crate::scratch::PAYLOAD;
 use crate::wakeup;
 
@@ -64,7 +66,43 @@ loop_waits! {
     restart_syscall_begins, restart_syscall_ends, LoopCall::Restart;
 }
 
-/// Any system call begins. Used where the kernel allows no programs at functions.
+/// A wait with epoll begins. This program and the next three are at the tracepoints of the waits alone, where the kernel
+/// allows no programs at functions.
+#[tracepoint]
+pub fn epoll_call_begins(_context: TracePointContext) -> u32 {
+    call_begins(LoopCall::Epoll) as u32
+}
+
+/// A wait with poll or select begins.
+#[tracepoint]
+pub fn other_call_begins(_context: TracePointContext) -> u32 {
+    call_begins(LoopCall::Other) as u32
+}
+
+/// An interrupted wait goes on.
+#[tracepoint]
+pub fn restart_call_begins(_context: TracePointContext) -> u32 {
+    call_begins(LoopCall::Restart) as u32
+}
+
+/// What the kernel passes to a program at the end of a system call (`perf_call_bpf_exit`,
+/// `kernel/trace/trace_syscalls.c`).
+#[repr(C)]
+struct EndedCall {
+    registers: u64,
+    number: u64,
+    result: i64,
+}
+
+/// Any of these has ended.
+#[tracepoint]
+pub fn wait_call_ends(context: TracePointContext) -> u32 {
+    // SAFETY: the kernel passes this, and checks what is read of it.
+    wait_ends(unsafe { (*context.as_ptr().cast::<EndedCall>()).result }) as u32
+}
+
+/// Any system call begins. Used where the kernel allows no programs at functions, and lj-trace cannot find its
+/// tracepoints.
 #[btf_tracepoint(function = "sys_enter")]
 pub fn any_call_begins(context: BtfTracePointContext) -> i32 {
     call_begins(arch::loop_wait(context.arg(1)))
@@ -85,10 +123,11 @@ pub fn any_call_ends(context: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "sched_process_exit")]
 pub fn thread_exits(_context: BtfTracePointContext) -> i32 {
     let id = bpf_get_current_pid_tgid();
-    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&(id as u32)) else { return 0 };
-    let Some(process) = known((id >> 32) as u32) else { return 0 };
-    // SAFETY: as in `wait_begins`.
-    let entry = unsafe { &mut *entry };
+    let process = (id >> 32) as u32;
+    if !may_be_recorded(process) {
+        return 0;
+    }
+    let Some((process, entry)) = recorded(process, id as u32) else { return 0 };
     if entry.turn_began != 0 {
         end_turn(process, entry, id as u32, true);
     }
@@ -113,12 +152,15 @@ fn call_begins(call: LoopCall) -> i32 {
 #[inline(always)]
 fn wait_begins(is_epoll: bool) -> i32 {
     let id = bpf_get_current_pid_tgid();
+    let (process, thread) = ((id >> 32) as u32, id as u32);
     // The turns of a process that is no longer recorded stay as they are.
-    let Some(process) = known((id >> 32) as u32).filter(|process| process.over != 0) else { return 0 };
-    let thread = id as u32;
-    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread).or_else(|| make(process, thread)) else { return 0 };
-    // SAFETY: the entry of a thread is changed by itself and at its own switches only, one after the other.
-    let entry = unsafe { &mut *entry };
+    if !may_be_recorded(process) {
+        return 0;
+    }
+    let Some((process, entry)) = recorded(process, thread).or_else(|| first_seen(process, thread)) else { return 0 };
+    if process.over == 0 {
+        return 0;
+    }
     if is_epoll {
         entry.uses_epoll = 1;
     } else if entry.uses_epoll != 0 || !is_of_loop(entry) {
@@ -135,10 +177,12 @@ fn wait_begins(is_epoll: bool) -> i32 {
 /// The current thread continues an interrupted system call. If that is the wait of its loop, there was no turn.
 #[inline(always)]
 fn wait_goes_on() -> i32 {
-    let thread = bpf_get_current_pid_tgid() as u32;
-    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread) else { return 0 };
-    // SAFETY: as in `wait_begins`.
-    let entry = unsafe { &mut *entry };
+    let id = bpf_get_current_pid_tgid();
+    // Nearly all threads have no entry, which only a look-up in a hash table shows.
+    if !may_be_recorded((id >> 32) as u32) {
+        return 0;
+    }
+    let Some(entry) = thread_entry(id as u32) else { return 0 };
     if entry.loop_wait == LOOP_WAIT_INTERRUPTED {
         entry.loop_wait = IN_LOOP_WAIT;
         entry.turn_began = 0;
@@ -149,10 +193,12 @@ fn wait_goes_on() -> i32 {
 /// The current thread has waited for events. If that was the wait of its loop, its next turn begins.
 #[inline(always)]
 fn wait_ends(result: i64) -> i32 {
-    let thread = bpf_get_current_pid_tgid() as u32;
-    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread) else { return 0 };
-    // SAFETY: as in `wait_begins`.
-    let entry = unsafe { &mut *entry };
+    let id = bpf_get_current_pid_tgid();
+    // Nearly all threads have no entry, which only a look-up in a hash table shows.
+    if !may_be_recorded((id >> 32) as u32) {
+        return 0;
+    }
+    let Some(entry) = thread_entry(id as u32) else { return 0 };
     if entry.loop_wait != IN_LOOP_WAIT {
         return 0;
     }
@@ -262,9 +308,9 @@ pub fn note_wait(entry: &mut OffCpuThread, wait: u64, now: u64, after: u64) -> b
 #[inline(never)]
 pub fn under_way(after: u32) -> u64 {
     let thread = bpf_get_current_pid_tgid() as u32;
-    let Some(entry) = OFF_CPU_THREADS.get_ptr(&thread) else { return 0 };
-    // SAFETY: the thread itself is interrupted, and nobody else changes its entry meanwhile.
-    let (began, turn) = unsafe { ((*entry).turn_began, (*entry).turn) };
+    let Some(entry) = thread_entry(thread) else { return 0 };
+    // The thread itself is interrupted, and nobody else changes its entry meanwhile.
+    let (began, turn) = (entry.turn_began, entry.turn);
     // SAFETY: the helper has no preconditions.
     let now = unsafe { bpf_ktime_get_ns() };
     if began == 0 || now.wrapping_sub(began) < u64::from(after) * 1000 { 0 } else { turn }

@@ -61,6 +61,7 @@ pub fn report_json(report: &BlockersReport) -> Value {
             "cost_ms": own.cost() * 1e3,
             "cost_of_turn_us": own.turn_cost.turn * 1e6,
             "cost_of_system_call_us": own.turn_cost.call * 1e6,
+            "programs_at": own.turn_cost.programs.describe(),
         })
     });
     json!({

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use lj_trace_common::turn::{EndedTurn, TurnLengths, step_of};
 use lj_trace_probes::cost::Cost;
-use lj_trace_probes::turn_cost::TurnCost;
+use lj_trace_probes::turn_cost::{TurnCost, WaitPrograms};
 use lj_trace_profile::Frame;
 use lj_trace_profile::model::{RequestKey, RequestLabels};
 
@@ -41,7 +41,7 @@ fn report(watch: &BlockerWatch, lengths: TurnLengths) -> BlockersReport {
         longest: watch.longest.all().to_vec(),
         lost: vec![("samples", 3)],
         sampling: Cost { seconds: 0.001, switching: 0.0, share: None, events: 3, event: "sample", measured: true },
-        turn_cost: TurnCost { turn: 0.5e-6, call: 0.05e-6 },
+        turn_cost: TurnCost { turn: 0.5e-6, call: 0.05e-6, programs: WaitPrograms::Tracepoints },
     };
     BlockersReport { processes: vec![own], duration: Duration::from_secs(10), over: 20 * MS, unmeasured: None }
 }

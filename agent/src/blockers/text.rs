@@ -4,6 +4,7 @@ use std::fmt;
 
 use humantime::format_rfc3339_millis;
 use lj_trace_engine::blockers::{Blocker, BlockerKind};
+use lj_trace_probes::turn_cost::WaitPrograms;
 use lj_trace_profile::Frame;
 use lj_trace_text::counted;
 use lj_trace_text::untrusted::Untrusted;
@@ -90,12 +91,17 @@ impl BlockersReport {
             counted(process.turns(), "turn"),
             process.turn_cost.turn * 1e6,
         )?;
-        if process.turn_cost.call > 0.0 {
-            writeln!(
+        let call = process.turn_cost.call * 1e6;
+        match process.turn_cost.programs {
+            WaitPrograms::Functions => {}
+            WaitPrograms::Tracepoints => writeln!(
                 f,
-                "            not in it: {:.2} us for each system call of this machine, whose kernel allows no program at waits alone",
-                process.turn_cost.call * 1e6
-            )?;
+                "            not in it: {call:.2} us for each system call of this machine, whose kernel allows programs only at tracepoints"
+            )?,
+            WaitPrograms::AllCalls => writeln!(
+                f,
+                "            not in it: {call:.2} us for each system call of this machine: the programs are at all of them (`lj-trace doctor` says why)"
+            )?,
         }
         if self.unmeasured.is_none() {
             writeln!(f, "            not in it: what each switch of a thread of this machine takes longer")?;

@@ -8,6 +8,8 @@ use lj_trace_probes::object::{ALL_WORK, NoBpfPrograms, check_cpu_time};
 use lj_trace_probes::perf_event::{self, Clock};
 use lj_trace_probes::programs::{ProbeError, Programs, Wanted};
 use lj_trace_probes::session;
+use lj_trace_probes::turn_cost::WaitPrograms;
+use lj_trace_probes::turns;
 use lj_trace_process::privileges::{Capabilities, Capability, Operation, Refusal};
 use lj_trace_text::bytes;
 
@@ -36,6 +38,7 @@ pub fn checks() -> Vec<Check> {
     if !ALL_WORK {
         return checks;
     }
+    checks.push(waits_for_events());
     checks.push(programs("BPF allocation probes", Wanted { memory: true, ..nothing }, Purpose::Memprof));
     checks
 }
@@ -170,6 +173,30 @@ fn clock() -> Check {
             "a kernel timer: this machine shows no cycle counter, as most virtual ones (samples are as many, but fall \
              on what follows where the kernel has interrupts off)",
         ),
+    }
+}
+
+/// Where the programs of `blockers` can be.
+fn waits_for_events() -> Check {
+    const NAME: &str = "waits for events";
+    match turns::try_programs() {
+        Ok(WaitPrograms::Functions) => {
+            check(NAME, Verdict::Ok, "blockers has its programs at the kernel's functions for them")
+        }
+        Ok(WaitPrograms::Tracepoints) => check(
+            NAME,
+            Verdict::Ok,
+            "blockers has its programs at their tracepoints, since the kernel allows none at its functions: all other system \
+             calls of the machine take a little longer",
+        ),
+        Ok(WaitPrograms::AllCalls) => check(
+            NAME,
+            Verdict::Note,
+            "blockers has its programs at all system calls, which take longer: the kernel allows none at its functions, and \
+             lj-trace cannot read the numbers of its tracepoints",
+        )
+        .fix("run blockers as root, or have tracefs mounted and readable"),
+        Err(error) => untried(NAME, &format!("{error:#}")),
     }
 }
 

@@ -6,15 +6,15 @@ use std::io::Read as _;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use aya::maps::HashMap;
 use aya::programs::BtfTracePoint;
 use aya::programs::iter::Iter;
 use aya::{Btf, Ebpf};
-use lj_trace_common::off_cpu::{DEFAULT_THRESHOLD, OffCpuProcess, OffCpuThread, WaitingTask};
+use lj_trace_common::off_cpu::{DEFAULT_THRESHOLD, OffCpuProcess, WaitingTask};
 use lj_trace_process::{Process, namespace};
 
 use super::error::ProbeError;
 use super::kernel_places;
+use super::off_cpu_threads;
 use super::programs::Programs;
 use super::sample::plain;
 use super::set::{Set, lock, map_mut};
@@ -71,10 +71,10 @@ impl OffCpu {
             over: 0,
             turn_after: 0,
             number: self.number,
-            reserved: 0,
+            pid: self.pid,
         };
         let mut ebpf = self.set.ebpf();
-        switching_processes::add(&mut ebpf, self.pid, &process).map_err(ProbeError::sort)
+        switching_processes::add(&mut ebpf, &process).map_err(ProbeError::sort)
     }
 
     /// Waits shorter than this many nanoseconds are sampled at random; longer ones are all recorded.
@@ -95,11 +95,8 @@ impl OffCpu {
     /// For each thread that is alive: how often it has been off the CPU, and for how many nanoseconds. Waits that have
     /// not ended do not count.
     pub fn waited(&self) -> BTreeMap<u32, (u64, u64)> {
-        let mut ebpf = self.set.ebpf();
-        let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return BTreeMap::new() };
-        let Ok(map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return BTreeMap::new() };
-        let own = map.iter().filter_map(Result::ok).filter(|(_, of)| of.process == self.number);
-        own.map(|(tid, of)| (tid, (of.waits, of.waited))).collect()
+        let own = off_cpu_threads::of_process(&mut self.set.ebpf(), self.number);
+        own.into_iter().map(|(tid, of)| (tid, (of.waits, of.waited))).collect()
     }
 
     /// The threads that were off the CPU when recording ended and still are. Only the first call returns them.
@@ -110,23 +107,22 @@ impl OffCpu {
         let Some(file) = self.tasks.take() else { return Ok(Vec::new()) };
         let mut ebpf = self.set.ebpf();
         let tasks = waiting_tasks(&mut ebpf, self.pid, file)?;
-        let map = HashMap::<_, u32, OffCpuThread>::try_from(map_mut(&mut ebpf, "OFF_CPU_THREADS")?)?;
-        let of = |task: WaitingTask| match map.get(&task.tid, 0) {
+        let mut of = |task: WaitingTask| match off_cpu_threads::get(&mut ebpf, task.tid) {
             // The thread was running when recording ended.
-            Ok(known) if known.since == 0 => None,
-            Ok(known) => {
+            Some(known) if known.since == 0 => None,
+            Some(known) => {
                 let (since, pending) = (known.since.max(self.began), known.pending);
                 let turn = if known.turn_began == 0 { 0 } else { known.turn };
                 Some(UnderWay { since, pending, task, all_the_time: false, turn })
             }
             // The programs never saw the thread: it has been waiting since before recording, or since it started.
-            Err(_) => {
+            None => {
                 let all_the_time = task.started <= self.began;
                 let since = task.started.max(self.began);
                 Some(UnderWay { since, pending: 0, task, all_the_time, turn: 0 })
             }
         };
-        Ok(tasks.into_iter().filter_map(of).collect())
+        Ok(tasks.into_iter().filter_map(&mut of).collect())
     }
 }
 
@@ -145,14 +141,7 @@ pub(super) fn forget_process(set: &Set, pid: u32) {
 
 /// Forgets the threads of the process with this number in the set.
 pub(super) fn forget_threads(set: &Set, number: u32) {
-    let mut ebpf = set.ebpf();
-    let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return };
-    let Ok(mut map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return };
-    let own = |entry: Result<(u32, OffCpuThread), _>| Some(entry.ok().filter(|(_, of)| of.process == number)?.0);
-    for tid in map.iter().filter_map(own).collect::<Vec<_>>() {
-        // The thread may have ended meanwhile.
-        let _ = map.remove(&tid);
-    }
+    off_cpu_threads::forget(&mut set.ebpf(), number);
 }
 
 /// Checks that this kernel and this PID namespace allow recording time off the CPU.

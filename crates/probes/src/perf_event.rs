@@ -237,6 +237,22 @@ pub(super) fn open_for_tasks(cpu: u32) -> io::Result<OwnedFd> {
     open_on(&attr, EVERYBODY, cpu as libc::c_int)
 }
 
+/// Runs `program` whenever a thread passes the tracepoint with this number, on any CPU: the event's own CPU only tells
+/// the kernel where to count.
+///
+/// # Errors
+/// Whatever `perf_event_open(2)` gives: `EACCES` without privileges.
+pub(super) fn attach_to_tracepoint(number: u64, program: BorrowedFd<'_>) -> io::Result<Attached> {
+    const PERF_TYPE_TRACEPOINT: u32 = 2;
+    let (kind, size) = (PERF_TYPE_TRACEPOINT, size_of::<Attr>() as u32);
+    let attr = Attr { kind, size, config: number, flags: DISABLED, ..Attr::default() };
+    let cpu = online()?.first().copied().unwrap_or(0);
+    let event = open_on(&attr, EVERYBODY, cpu as libc::c_int)?;
+    let link = link(program, &event, 0)?;
+    enable(&event, true)?;
+    Ok(Attached { event, _link: link })
+}
+
 /// Opens an event on thread `tid` that runs `program` `rate` times a second of CPU time, on this thread and on all
 /// threads that it starts later. [`Attached::begin`] starts the event. The program sees `cookie` on this thread, and 0
 /// on threads that inherit the event (`perf_event_alloc` in Linux's `kernel/events/core.c` copies the program but not

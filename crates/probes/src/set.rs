@@ -206,8 +206,11 @@ impl Set {
         if wanted.off_cpu {
             kernel_places::fill_in(object.to_mut())?;
         } else if !wanted.turns {
-            loader.map_max_entries("OFF_CPU_THREADS", 1).map_max_entries("OFF_CPU_PROCESSES", 1);
-            loader.map_max_entries("OFF_CPU_FILTER", 1);
+            loader.map_max_entries("OFF_CPU_THREADS", 1).map_max_entries("OFF_CPU_PLACES", 1);
+            loader.map_max_entries("OFF_CPU_NUMBERS", 1).map_max_entries("OFF_CPU_FILTER", 1);
+        }
+        if wanted.off_cpu || wanted.turns {
+            loader.map_max_entries("OFF_CPU_PROCESSES", processes);
         }
         if wanted.turns {
             loader.map_max_entries("TURN_LENGTHS", processes);

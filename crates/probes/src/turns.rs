@@ -1,26 +1,31 @@
 //! Turns of event loops: the programs at waits for events, attached once for all processes that share them.
 
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use aya::maps::{Array, HashMap};
+use aya::maps::Array;
 use aya::programs::fentry::FEntryLink;
 use aya::programs::fexit::FExitLink;
 use aya::programs::tp_btf::BtfTracePointLink;
-use aya::programs::{BtfTracePoint, FEntry, FExit};
+use aya::programs::{BtfTracePoint, FEntry, FExit, TracePoint};
 use aya::{Btf, Ebpf};
 use lj_trace_common::off_cpu::{OffCpuProcess, OffCpuThread};
-use lj_trace_common::turn::{EndedTurn, LOOP_WAITS, LoopWait, TURN_ENDED, TurnLengths};
+use lj_trace_common::turn::{ENDS_AT_TRACEPOINT, EndedTurn, LOOP_WAITS, LoopWait, TURN_ENDED, TurnLengths};
 use lj_trace_process::process::thread_state;
 use lj_trace_process::{Process, namespace};
 
 use super::arch::SYSTEM_CALL;
 use super::error::ProbeError;
 use super::off_cpu::{forget_process, forget_threads};
+use super::off_cpu_threads;
+use super::perf_event::{Attached, attach_to_tracepoint};
 use super::programs::Programs;
 use super::set::{Set, lock, map_mut};
 use super::switching_processes;
-use super::turn_cost::{CallTimes, OWN, TurnCost};
+use super::tracefs::Tracefs;
+use super::turn_cost::{CallTimes, OWN, TurnCost, WaitPrograms};
+use super::wanted::Wanted;
 
 /// Which turns are recorded, and what is recorded of them. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +54,10 @@ pub(super) enum LoopLink {
     /// At the return of a system call.
     #[expect(dead_code, reason = "it is only held")]
     End(FExitLink),
-    /// At the return of all system calls.
+    /// At the tracepoint of a system call.
+    #[expect(dead_code, reason = "it is only held")]
+    Call(Attached),
+    /// At the entry or the return of all system calls.
     #[expect(dead_code, reason = "it is only held")]
     All(BtfTracePointLink),
     /// At the exit of threads.
@@ -112,9 +120,9 @@ impl Turns {
     pub fn begin(&self, now: u64) -> Result<(), ProbeError> {
         let TurnLimits { over, after, wait } = self.limits;
         let process =
-            OffCpuProcess { began: now, threshold: wait, over, turn_after: after, number: self.number, reserved: 0 };
+            OffCpuProcess { began: now, threshold: wait, over, turn_after: after, number: self.number, pid: self.pid };
         let mut ebpf = self.set.ebpf();
-        switching_processes::add(&mut ebpf, self.pid, &process).map_err(ProbeError::sort)
+        switching_processes::add(&mut ebpf, &process).map_err(ProbeError::sort)
     }
 
     /// What recording turns costs here: a thread for each turn, and the machine for each system call.
@@ -140,13 +148,11 @@ impl Turns {
     /// The turns that have not ended at `now` but are already too long.
     pub fn under_way(&self, now: u64) -> Vec<EndedTurn> {
         let mut ebpf = self.set.ebpf();
-        let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return Vec::new() };
-        let Ok(map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return Vec::new() };
         let is_own = |of: &OffCpuThread| of.process == self.number && of.turn_began != 0;
-        let before: Vec<_> = map.iter().filter_map(Result::ok).filter(|(_, of)| is_own(of)).collect();
+        let before = off_cpu_threads::of_process(&mut ebpf, self.number).into_iter().filter(|(_, of)| is_own(of));
         let of = |(tid, before): (u32, OffCpuThread)| {
             let state = thread_state(self.pid, tid);
-            let of = map.get(&tid, 0).ok().filter(is_own)?;
+            let of = off_cpu_threads::get(&mut ebpf, tid).filter(is_own)?;
             let (waits, unseen) = off_now(&before, state, &of, now);
             Some(EndedTurn {
                 mark: TURN_ENDED,
@@ -162,7 +168,7 @@ impl Turns {
                 reserved: 0,
             })
         };
-        before.into_iter().filter_map(of).filter(|turn| turn.length() >= self.limits.over).collect()
+        before.filter_map(of).filter(|turn| turn.length() >= self.limits.over).collect()
     }
 
     /// Clears what another process with this number may have left.
@@ -195,42 +201,86 @@ impl Drop for Turns {
     }
 }
 
-/// Attaches the programs, unless they are attached: at the functions of the system calls, or where the kernel does not
-/// allow that, at the tracepoints of all system calls, which makes each system call slower. Measures the cost on waits
-/// of lj-trace's own, which count as waits of the process with this number.
+/// Attaches the programs, unless they are attached, and measures the cost on waits of lj-trace's own, which count as waits
+/// of the process with this number.
 fn attach_once(set: &Set, number: u32) -> anyhow::Result<TurnCost> {
     let mut links = lock(&set.loops);
     if !links.held.is_empty() {
         return Ok(links.cost);
     }
     let before = CallTimes::measure();
-    links.held = attach_all(&mut set.ebpf())?;
+    let (held, programs) = attach_all(&mut set.ebpf())?;
+    links.held = held;
     let pid = std::process::id();
-    switching_processes::add(&mut set.ebpf(), pid, &OffCpuProcess { number, ..OWN })?;
+    switching_processes::add(&mut set.ebpf(), &OffCpuProcess { number, pid, ..OWN })?;
     let after = CallTimes::measure();
     forget_process(set, pid);
     forget_threads(set, number);
-    let sees_all = links.held.iter().any(|link| matches!(link, LoopLink::All(_)));
-    links.cost = after.since(before, sees_all);
+    links.cost = after.since(before, programs);
     Ok(links.cost)
 }
 
-fn attach_all(ebpf: &mut Ebpf) -> anyhow::Result<Vec<LoopLink>> {
+/// Finds out where the programs can be on this machine.
+///
+/// # Errors
+/// The kernel refuses them.
+pub fn try_programs() -> anyhow::Result<WaitPrograms> {
+    let set = Set::load(Wanted { turns: true, ..Wanted::nothing() }, 0)?;
+    let (_, programs) = attach_all(&mut set.ebpf())?;
+    Ok(programs)
+}
+
+/// Attaches the programs where other system calls lose the least: at the functions of waits; where the kernel does not
+/// allow that, at their tracepoints; and where these cannot be found, at all system calls.
+fn attach_all(ebpf: &mut Ebpf) -> anyhow::Result<(Vec<LoopLink>, WaitPrograms)> {
     let types = Btf::from_sys_fs().context("the kernel's types")?;
-    let mut links = Vec::new();
-    for LoopWait { call, begins, ends } in LOOP_WAITS {
-        let function = format!("{SYSTEM_CALL}{call}");
-        // The end goes first: the programs ignore an end without a beginning.
-        let both = attach_end(ebpf, ends, &function, &types)
-            .and_then(|end| Ok([end, attach_begin(ebpf, begins, &function, &types)?]));
-        // Older kernels lack the newer system calls.
-        links.extend(both.into_iter().flatten());
+    let mut programs = WaitPrograms::Functions;
+    let mut links = at_functions(ebpf, &types);
+    if links.is_empty() {
+        programs = WaitPrograms::Tracepoints;
+        links = at_calls(ebpf).unwrap_or_default();
     }
     if links.is_empty() {
+        programs = WaitPrograms::AllCalls;
         links.push(LoopLink::All(at_tracepoint(ebpf, "any_call_ends", "sys_exit", &types)?));
         links.push(LoopLink::All(at_tracepoint(ebpf, "any_call_begins", "sys_enter", &types)?));
     }
     links.push(LoopLink::Exit(at_tracepoint(ebpf, "thread_exits", "sched_process_exit", &types)?));
+    Ok((links, programs))
+}
+
+fn at_functions(ebpf: &mut Ebpf, types: &Btf) -> Vec<LoopLink> {
+    let mut links = Vec::new();
+    for LoopWait { call, begins, ends, .. } in LOOP_WAITS {
+        let function = format!("{SYSTEM_CALL}{call}");
+        // The end goes first: the programs ignore an end without a beginning.
+        let both = attach_end(ebpf, ends, &function, types)
+            .and_then(|end| Ok([end, attach_begin(ebpf, begins, &function, types)?]));
+        // Older kernels lack the newer system calls.
+        links.extend(both.into_iter().flatten());
+    }
+    links
+}
+
+/// Attaches the programs to the tracepoints of waits.
+///
+/// # Errors
+/// The kernel has no such tracepoints, lj-trace cannot read their numbers, or the kernel refuses.
+fn at_calls(ebpf: &mut Ebpf) -> anyhow::Result<Vec<LoopLink>> {
+    let tracefs = Tracefs::open()?;
+    let mut links = Vec::new();
+    for LoopWait { call, begins_at_tracepoint, .. } in LOOP_WAITS {
+        // As with functions, some kernels lack some of them, and the end goes first.
+        let Ok(end) = tracefs.number(&format!("sys_exit_{call}")) else { continue };
+        let begin = tracefs.number(&format!("sys_enter_{call}"))?;
+        for (number, name) in [(end, ENDS_AT_TRACEPOINT), (begin, begins_at_tracepoint)] {
+            let program: &mut TracePoint = ebpf.program_mut(name).with_context(|| format!("no {name}"))?.try_into()?;
+            if program.fd().is_err() {
+                program.load()?;
+            }
+            links.push(LoopLink::Call(attach_to_tracepoint(number, program.fd()?.as_fd())?));
+        }
+    }
     Ok(links)
 }
 

@@ -34,6 +34,8 @@ pub struct BlockersCost {
     pub worker: f64,
     /// Turns of its event loop.
     pub turns: u64,
+    /// Where the programs for waits are, and what they add to any other system call, in seconds.
+    pub other_call: (String, f64),
 }
 
 impl BlockersCost {
@@ -78,6 +80,11 @@ pub fn measure_blockers(seconds: u64) -> Result<Option<BlockersCost>> {
     tracer.signal(libc::SIGINT)?;
     let outcome = tracer.wait()?;
     let json: Value = serde_json::from_str(&outcome.stdout).with_context(|| format!("{outcome:?}"))?;
+    let process = &json["processes"][0];
+    cost.other_call = (
+        process["programs_at"].as_str().context("no place of the programs")?.to_owned(),
+        process["cost_of_system_call_us"].as_f64().context("no cost of a system call")? / 1e6,
+    );
     cost.turns = json["processes"][0]["turns"].as_u64().context("no turns")?;
     Ok(Some(cost))
 }
@@ -101,6 +108,9 @@ pub fn blockers(seconds: u64) -> Result<Option<()>> {
     table.print();
     println!("nginx's worker used {:.0}% of a CPU", cost.worker / cost.seconds * 100.0);
     println!("lj-trace itself used {:.2}% of a CPU", cost.own_share() * 100.0);
+    let (programs_at, call) = &cost.other_call;
+    // The kernel's account has the programs alone, not the way to them, which other system calls take as well.
+    println!("the programs are at {programs_at}; any other system call takes {:.0} ns more", call * 1e9);
     let share = cost.share();
     verdict("blockers on nginx under wrk", "< 0.5% of a CPU", &format!("{:.2}%", share * 100.0), share < ASKED);
     Ok(Some(()))
@@ -142,7 +152,8 @@ fn runs(pid: u32) -> Result<BTreeMap<String, (f64, u64)>> {
         seen.push(id.to_owned());
         let number = |name: &str| field(name).and_then(|value| value.parse::<u64>().ok()).unwrap_or(0);
         let name = match kind {
-            // `BPF_PROG_TYPE_PERF_EVENT`, `BPF_PROG_TYPE_TRACING`
+            // `BPF_PROG_TYPE_TRACEPOINT`, `BPF_PROG_TYPE_PERF_EVENT`, `BPF_PROG_TYPE_TRACING`
+            "5" => "waits for events, at their tracepoints",
             "7" => "ticks",
             "26" => "waits for events, switches of threads",
             _ => "others",

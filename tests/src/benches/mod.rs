@@ -15,6 +15,7 @@ mod off_cpu;
 mod sampler;
 mod slowdown;
 mod string_table;
+mod switch_program;
 mod switched;
 mod switches;
 mod table;

@@ -1,7 +1,7 @@
 //! `cargo xtask bench offcpu`: what time off the CPU costs where threads switch all the time, and whether its sums are right.
 //!
-//! Two threads hand a token back and forth, some 200 thousand switches a second. That is measured with lj-trace and without, in
-//! turns; and with lj-trace recording another process, which does nothing, where the kernel itself times the program
+//! Two threads hand a token back and forth, some 200 thousand switches a second. The CPU time of that is measured with lj-trace and
+//! without, in turns; with the program alone, in shorter turns ([`super::switch_program`]); and with lj-trace recording another process, which does nothing, where the kernel itself times the program
 //! (`kernel.bpf_stats_enabled`) beside an empty one on the same tracepoint.
 
 use std::fs;
@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 
 use super::slowdown::Losses;
+use super::switch_program::{Added, added};
 use super::table::{Table, verdict};
 use super::work::{Spent, Work};
 use crate::programs::Program;
@@ -20,7 +21,9 @@ use crate::tracer::Tracer;
 use crate::workload::Workload;
 
 /// How long each stretch is, in seconds.
-const STRETCH: f64 = 2.0;
+const STRETCH: f64 = 1.0;
+/// For each round with lj-trace, so many are measured with its program alone.
+const ROUNDS_OF_PROGRAMS: u32 = 10;
 /// Until what lj-trace does at its start and end is done.
 const SETTLING: Duration = Duration::from_millis(500);
 /// What may be lost of the program's switches a second, and how far sums may be apart.
@@ -45,10 +48,12 @@ pub fn off_cpu(rounds: u32, program: &Program) -> Result<()> {
         rate = per_second(&after)?;
         apart = apart.max(sums);
         let three = [bare, during, after];
-        losses.add(&three, |spent: &Spent| spent.wall);
+        // What else the machine does takes wall-clock time, too.
+        losses.add(&three, |spent: &Spent| spent.cpu);
         [.., bare] = three;
     }
     let filtered = filtered(&mut workload)?;
+    let added = added(&mut workload, rounds * ROUNDS_OF_PROGRAMS)?;
     let (lost, error) = losses.trimmed();
     println!(
         "{}, {rounds} rounds of {STRETCH} s, {:.0} thousand switches a second without lj-trace:",
@@ -56,10 +61,17 @@ pub fn off_cpu(rounds: u32, program: &Program) -> Result<()> {
         rate / 1e3
     );
     let mut table = Table::new(["", "measured"]);
-    table.row(["switches lost by who is recorded".to_owned(), format!("{:.1}% ±{:.1}", lost * 100.0, error * 100.0)]);
+    table.row([
+        "CPU time of who is recorded that is lost".to_owned(),
+        format!("{:.1}% ±{:.1}", lost * 100.0, error * 100.0),
+    ]);
     table.row(["sums of waits against schedstat".to_owned(), format!("{:.2}% apart at most", apart * 100.0)]);
     let [own, empty] = filtered;
     table.row(["a switch of another process".to_owned(), format!("{own:.0} ns, an empty program {empty:.0} ns")]);
+    for Added { name, added, error, share } in &added {
+        let share = format!("{:.1}% ±{:.1}", share.0 * 100.0, share.1 * 100.0);
+        table.row([format!("{name} adds"), format!("{added:.0} ns ±{error:.0} of CPU time, {share}")]);
+    }
     table.print();
     println!();
     verdict("switches lost", "< 3%", &format!("{:.1}%", lost * 100.0), lost < ASKED);
@@ -148,7 +160,7 @@ fn runs_of(pid: u32, fd: Option<i32>) -> Result<(u64, u64)> {
 }
 
 /// An empty program on `sched_switch`, and what attaches it.
-fn empty_program() -> Result<(OwnedFd, OwnedFd)> {
+pub(super) fn empty_program() -> Result<(OwnedFd, OwnedFd)> {
     /// `r0 = 0; exit`
     const NOTHING: [u8; 16] = [0xb7, 0, 0, 0, 0, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0];
     const BPF_PROG_LOAD: libc::c_long = 5;
@@ -174,7 +186,12 @@ fn bpf(command: libc::c_long, attr: &[u64]) -> Result<OwnedFd> {
 }
 
 fn work(workload: &mut Workload) -> Result<Work> {
-    workload.tell(&format!("{STRETCH} 0"))?;
+    for_seconds(workload, STRETCH)
+}
+
+/// Lets it switch for so long.
+pub(super) fn for_seconds(workload: &mut Workload, seconds: f64) -> Result<Work> {
+    workload.tell(&format!("{seconds} 0"))?;
     Work::parse(&workload.report()?)
 }
 
