@@ -25,7 +25,13 @@ pub const RECORD: &str = "record";
 const RECORDING: [&str; 1] = ["oracle"];
 
 /// Tests in these files that do not run, and the reason.
-const LEFT_OUT: &[(&str, &str)] = &[];
+const LEFT_OUT: &[(&str, &str)] = &[
+    ("dump::is_quick", SPEED),
+    ("heap::a_large_heap_is_read_fast", SPEED),
+    ("heap::it_and_the_memory_profile_point_at_the_same_leak", "lj-trace does not record there yet"),
+];
+
+const SPEED: &str = "measures speed, which an emulated machine does not have";
 
 /// Builds the tests, and lists those whose file's or own name contains `filter`.
 pub fn build(filter: Option<&str>) -> Result<Jobs> {
