@@ -9,6 +9,7 @@ use std::sync::Arc;
 use lj_trace_engine::Options;
 use lj_trace_engine::options::Scope;
 use lj_trace_probes::journal::{Priority, say};
+use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_process::privileges::{self, priority};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -47,7 +48,13 @@ pub fn run(args: &AgentArgs) -> Result<ExitCode, CommandError> {
     let mut has_given_up = false;
     loop {
         let options = options(&config, Mode::Sysprof, &sinks)?;
-        let allocations = config.memory.map(|_| self::options(&config, Mode::Memprof, &sinks)).transpose()?;
+        let has_windows = config.memory.is_some() && Mechanism::detect() == Mechanism::Multi;
+        if config.memory.is_some() && !has_windows {
+            let text = "lj-trace: allocations are not recorded: `memory` needs probes that are put in within milliseconds, which this \
+                        kernel does not have (Linux 6.6 does). CPU samples are";
+            say(Priority::Warning, text);
+        }
+        let allocations = has_windows.then(|| self::options(&config, Mode::Memprof, &sinks)).transpose()?;
         let needs_most = allocations.as_ref().unwrap_or(&options).clone();
         let mut daemon =
             Daemon::start(config.clone(), containers(&config)?, &options, allocations, Arc::clone(&sinks))?;
