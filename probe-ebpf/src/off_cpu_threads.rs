@@ -12,7 +12,7 @@ use crate::count::add_of;
 use crate::maps::{OFF_CPU_FILTER, OFF_CPU_NUMBERS, OFF_CPU_PLACES, OFF_CPU_PROCESSES, OFF_CPU_THREADS};
 
 /// A thread that is recorded, and its process.
-pub type Recorded = (&'static OffCpuProcess, &'static mut OffCpuThread);
+pub type RecordedThread = (&'static OffCpuProcess, &'static mut OffCpuThread);
 
 /// Whether a process may be recorded. Nearly all switches are those of other processes, and are left here. The bit of
 /// idle CPUs is that of process 0, so they never pass.
@@ -25,7 +25,7 @@ pub fn may_be_recorded(process: u32) -> bool {
 /// The entry of a thread that the programs have seen before, if its process is recorded. The process must have passed
 /// the filter.
 #[inline(always)]
-pub fn recorded(process: u32, thread: u32) -> Option<Recorded> {
+pub fn recorded(process: u32, thread: u32) -> Option<RecordedThread> {
     let entry = thread_entry(thread)?;
     let known = OFF_CPU_PROCESSES.get(entry.process)?;
     // After the process has ended, another one may get the thread's id.
@@ -34,7 +34,7 @@ pub fn recorded(process: u32, thread: u32) -> Option<Recorded> {
 
 /// The same for a thread that the programs see for the first time.
 #[inline(always)]
-pub fn first_seen(process: u32, thread: u32) -> Option<Recorded> {
+pub fn first_seen(process: u32, thread: u32) -> Option<RecordedThread> {
     let known = process_entry(process)?;
     // SAFETY: `make` returns an entry or null; entries are there as long as the program.
     let entry = unsafe { make(known.number, known.threshold, thread).as_mut() }?;

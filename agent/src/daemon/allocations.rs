@@ -23,7 +23,7 @@ const FOR_ATTACHING: f64 = 0.5;
 
 /// Decides whose allocations are recorded.
 #[derive(Debug)]
-pub struct Allocations {
+pub struct AllocationRoom {
     /// What the agent may use, as a share of one CPU.
     limit: f64,
     /// CPU time for attaching, in seconds; below zero if more was used.
@@ -35,16 +35,7 @@ pub struct Allocations {
     found: HashMap<u32, f64>,
 }
 
-/// What to do about a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Record its allocations now.
-    Now,
-    /// Look at it again after [`NEXT_LOOK`].
-    Later,
-}
-
-impl Allocations {
+impl AllocationRoom {
     /// Records nobody's yet. The agent may use the share `limit` of one CPU.
     pub fn new(limit: f64, now: Instant) -> Self {
         let (purse, most) = (AT_FIRST.as_secs_f64(), usize::MAX);
@@ -66,17 +57,17 @@ impl Allocations {
         self.found.remove(&pid);
     }
 
-    /// Whether to record a process's allocations, if those of so many are recorded by now.
-    pub fn judge(&mut self, pid: u32, recorded: usize, now: Instant) -> Verdict {
+    /// Whether to record a process's allocations now, if those of so many are recorded already; else look again after [`NEXT_LOOK`].
+    pub fn has_room_for(&mut self, pid: u32, recorded: usize, now: Instant) -> bool {
         let used = self.found.get(&pid).zip(cpu_time(pid)).map_or(0.0, |(before, used)| used - before);
-        self.judge_use(used, recorded, now)
+        self.has_room(used, recorded, now)
     }
 
-    fn judge_use(&mut self, used: f64, recorded: usize, now: Instant) -> Verdict {
+    fn has_room(&mut self, used: f64, recorded: usize, now: Instant) -> bool {
         let time = now.saturating_duration_since(std::mem::replace(&mut self.filled, now)).as_secs_f64();
         self.purse = (self.purse + time * self.limit * FOR_ATTACHING).min(AT_FIRST.as_secs_f64());
         let is_afforded = self.purse > 0.0 && recorded < self.most;
-        if used >= LEAST_USED && is_afforded { Verdict::Now } else { Verdict::Later }
+        used >= LEAST_USED && is_afforded
     }
 
     /// Runs `attach`, and notes the CPU time of this thread that it takes.
@@ -115,11 +106,11 @@ mod tests {
     fn however_many_come_attaching_keeps_to_its_part() {
         for (limit, every) in [(0.05, 0.01), (0.02, 1.0), (0.5, 0.1)] {
             let begin = Instant::now();
-            let mut own = Allocations::new(limit, begin);
+            let mut own = AllocationRoom::new(limit, begin);
             let (mut spent, hours) = (0.0, 2.0);
             for look in 0..(hours * 3600.0 / every) as u64 {
                 let now = begin + Duration::from_secs_f64(look as f64 * every);
-                if own.judge_use(1.0, 0, now) == Verdict::Now {
+                if own.has_room(1.0, 0, now) {
                     own.purse -= EACH;
                     spent += EACH;
                 }
@@ -135,31 +126,31 @@ mod tests {
     #[test]
     fn one_that_does_nothing_waits() {
         let begin = Instant::now();
-        let mut own = Allocations::new(0.05, begin);
-        assert_eq!(own.judge_use(0.0, 0, begin), Verdict::Later);
-        assert_eq!(own.judge_use(0.2, 0, begin), Verdict::Now);
+        let mut own = AllocationRoom::new(0.05, begin);
+        assert!(!own.has_room(0.0, 0, begin));
+        assert!(own.has_room(0.2, 0, begin));
         let pid = std::process::id();
-        assert_eq!(own.judge(pid, 0, begin), Verdict::Later, "it was not found");
+        assert!(!own.has_room_for(pid, 0, begin), "it was not found");
         own.find(pid);
         let mut sum = 0_u64;
         while cpu_time(pid).unwrap() - own.found[&pid] < 2.0 * LEAST_USED {
             sum = std::hint::black_box(sum + 1);
         }
-        assert_eq!(own.judge(pid, 0, begin), Verdict::Now);
+        assert!(own.has_room_for(pid, 0, begin));
     }
 
     #[test]
     fn fewer_are_recorded_until_none_is() {
         let begin = Instant::now();
-        let mut own = Allocations::new(0.05, begin);
+        let mut own = AllocationRoom::new(0.05, begin);
         assert!(!own.raise());
         let mut recorded = 20;
         for _ in 0..40 {
             recorded = own.lower(recorded);
-            assert_eq!(own.judge_use(1.0, recorded, begin), Verdict::Later);
+            assert!(!own.has_room(1.0, recorded, begin));
         }
         assert_eq!(recorded, 0);
         assert!(own.raise());
-        assert_eq!(own.judge_use(1.0, 0, begin), Verdict::Now);
+        assert!(own.has_room(1.0, 0, begin));
     }
 }

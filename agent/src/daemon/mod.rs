@@ -31,7 +31,7 @@ use lj_trace_process::Process;
 use tokio::signal::unix::Signal;
 use tokio::time::Interval;
 
-use allocations::{Allocations, Verdict};
+use allocations::AllocationRoom;
 use chosen::ChosenProcesses;
 use config::AgentConfig;
 use discovery::{Discovery, FoundProcess};
@@ -86,7 +86,7 @@ pub struct Daemon<'a> {
     sinks: Arc<HostSinks>,
     usage: OwnUsage,
     /// How to record allocations, and whose; [`None`] if nobody's are.
-    allocations: Option<(Options, Allocations)>,
+    allocations: Option<(Options, AllocationRoom)>,
     heap: OwnHeap,
     metrics: Option<Metrics>,
     ready: Ready,
@@ -127,7 +127,7 @@ impl<'a> Daemon<'a> {
         Ok(Self {
             period: ChosenProcesses::period(&config),
             usage: OwnUsage::new(config.limits.clone(), now),
-            allocations: allocations.map(|options| (options, Allocations::new(config.limits.cpu, now))),
+            allocations: allocations.map(|options| (options, AllocationRoom::new(config.limits.cpu, now))),
             heap: OwnHeap::default(),
             next_round: now + first,
             next_exits: now,
@@ -259,7 +259,7 @@ impl<'a> Daemon<'a> {
         if session.recordings().any(|own| !own.has_time() && own.process().pid() == pid) {
             return;
         }
-        if *is_full || allocations.judge(pid, recorded, Instant::now()) == Verdict::Later {
+        if *is_full || !allocations.has_room_for(pid, recorded, Instant::now()) {
             discovery.look_again(pid, allocations::NEXT_LOOK);
             return;
         }
