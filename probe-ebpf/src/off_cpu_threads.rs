@@ -68,7 +68,10 @@ pub fn thread_entry(thread: u32) -> Option<&'static mut OffCpuThread> {
 fn elsewhere(thread: u32) -> *mut OffCpuThread {
     // SAFETY: nobody changes the place of a thread.
     let Some(place) = (unsafe { OFF_CPU_PLACES.get(&thread) }) else { return null_mut() };
-    OFF_CPU_THREADS.get_ptr_mut(*place).unwrap_or(null_mut())
+    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(*place) else { return null_mut() };
+    // The agent may have cleared it, and another thread taken it.
+    // SAFETY: as in `thread_entry`.
+    if unsafe { (*entry).tid } == thread { entry } else { null_mut() }
 }
 
 /// Makes the entry of a thread; null if there is no room.

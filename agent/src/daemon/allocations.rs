@@ -1,16 +1,20 @@
 //! Whose allocations are recorded. To attach to a process's allocators takes half a second of CPU time, and what comes then is read all
 //! the time. So a process has to live for a while first, and do something, and the agent has to have CPU time to spare.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use lj_trace_process::Process;
 use lj_trace_process::clocks::{ClockId, cpu_time};
 
 /// How long after a process was found its allocations may be recorded.
-pub const FIRST_LOOK: Duration = Duration::from_secs(3);
+const FIRST_LOOK: Duration = Duration::from_secs(3);
 
 /// How long to wait before looking at it again.
-pub const NEXT_LOOK: Duration = Duration::from_secs(10);
+const NEXT_LOOK: Duration = Duration::from_secs(10);
+
+/// How long to wait after its allocator could not be attached to.
+const RETRY: Duration = Duration::from_secs(60);
 
 /// The CPU time that it must have used since it was found, in seconds: about as much as one sample of the CPU profile stands for.
 const LEAST_USED: f64 = 0.05;
@@ -31,8 +35,18 @@ pub struct AllocationRoom {
     filled: Instant,
     /// The most processes at a time.
     most: usize,
-    /// The CPU time that processes had used when they were found, in seconds.
-    found: HashMap<u32, f64>,
+    /// The recorded processes.
+    found: HashMap<u32, Candidate>,
+}
+
+/// A process whose allocations may be recorded.
+#[derive(Debug)]
+struct Candidate {
+    process: Process,
+    /// The CPU time that it had used when it was found, in seconds.
+    used_before: f64,
+    /// When to look at it next.
+    next: Instant,
 }
 
 impl AllocationRoom {
@@ -47,9 +61,10 @@ impl AllocationRoom {
         (self.limit, self.most) = (limit, usize::MAX);
     }
 
-    /// Notes that a process was found.
-    pub fn find(&mut self, pid: u32) {
-        self.found.insert(pid, cpu_time(pid).unwrap_or(0.0));
+    /// Notes that a process was found, and is recorded but for its allocations.
+    pub fn find(&mut self, process: Process, now: Instant) {
+        let used_before = cpu_time(process.pid()).unwrap_or(0.0);
+        self.found.insert(process.pid(), Candidate { process, used_before, next: now + FIRST_LOOK });
     }
 
     /// Forgets a process.
@@ -57,12 +72,29 @@ impl AllocationRoom {
         self.found.remove(&pid);
     }
 
-    /// Whether to record a process's allocations now, if those of so many are recorded already; else look again after [`NEXT_LOOK`].
-    pub fn has_room_for(&mut self, pid: u32, recorded: usize, now: Instant) -> bool {
-        let used = self.found.get(&pid).zip(cpu_time(pid)).map_or(0.0, |(before, used)| used - before);
-        self.has_room(used, recorded, now)
+    /// Notes that a process's allocator could not be attached to.
+    pub fn refuse(&mut self, pid: u32, now: Instant) {
+        if let Some(candidate) = self.found.get_mut(&pid) {
+            candidate.next = now + RETRY;
+        }
     }
 
+    /// A process whose allocations to record now, if there is one; those in `recorded` are already.
+    pub fn next(&mut self, recorded: &HashSet<u32>, now: Instant) -> Option<Process> {
+        let due: Vec<u32> = self.found.iter().filter(|(_, own)| own.next <= now).map(|(pid, _)| *pid).collect();
+        for pid in due {
+            let candidate = self.found.get_mut(&pid)?;
+            candidate.next = now + NEXT_LOOK;
+            let used = cpu_time(pid).map_or(0.0, |used| used - candidate.used_before);
+            let process = candidate.process.clone();
+            if !recorded.contains(&pid) && self.has_room(used, recorded.len(), now) {
+                return Some(process);
+            }
+        }
+        None
+    }
+
+    /// Whether to record a process that has used so much CPU time, in seconds, besides so many.
     fn has_room(&mut self, used: f64, recorded: usize, now: Instant) -> bool {
         let time = now.saturating_duration_since(std::mem::replace(&mut self.filled, now)).as_secs_f64();
         self.purse = (self.purse + time * self.limit * FOR_ATTACHING).min(AT_FIRST.as_secs_f64());
@@ -89,7 +121,7 @@ impl AllocationRoom {
     pub fn raise(&mut self) -> bool {
         let is_limited = self.most != usize::MAX;
         if is_limited {
-            self.most += self.most.div_ceil(8).max(1);
+            self.most = self.most.saturating_add(self.most.div_ceil(8).max(1));
         }
         is_limited
     }
@@ -130,13 +162,23 @@ mod tests {
         assert!(!own.has_room(0.0, 0, begin));
         assert!(own.has_room(0.2, 0, begin));
         let pid = std::process::id();
-        assert!(!own.has_room_for(pid, 0, begin), "it was not found");
-        own.find(pid);
+        let (none, later) = (HashSet::new(), begin + FIRST_LOOK);
+        assert!(own.next(&none, later).is_none(), "none was found");
+        own.find(Process::open(pid).unwrap(), begin);
+        let before = own.found[&pid].used_before;
         let mut sum = 0_u64;
-        while cpu_time(pid).unwrap() - own.found[&pid] < 2.0 * LEAST_USED {
+        while cpu_time(pid).unwrap() - before < 2.0 * LEAST_USED {
             sum = std::hint::black_box(sum + 1);
         }
-        assert!(own.has_room_for(pid, 0, begin));
+        assert!(own.next(&none, begin).is_none(), "it is not due");
+        assert!(own.next(&[pid].into(), later).is_none(), "it is recorded already");
+        assert_eq!(own.next(&none, later + NEXT_LOOK).unwrap().pid(), pid);
+        // Whatever became of that, it is looked at again.
+        assert!(own.next(&none, later + NEXT_LOOK).is_none());
+        assert!(own.next(&none, later + 2 * NEXT_LOOK).is_some());
+        own.refuse(pid, later + 2 * NEXT_LOOK);
+        assert!(own.next(&none, later + 3 * NEXT_LOOK).is_none());
+        assert!(own.next(&none, later + 2 * NEXT_LOOK + RETRY).is_some());
     }
 
     #[test]

@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use lj_trace_engine::recording::poll_interval;
 use lj_trace_engine::recording::stop::Stop;
 use lj_trace_engine::{EngineError, Options, RecordTarget, Session};
+use lj_trace_luajit::find_first_vms;
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::Process;
 use tokio::signal::unix::Signal;
@@ -99,6 +100,7 @@ pub struct Daemon<'a> {
     halved: u32,
     next_round: Instant,
     next_exits: Instant,
+    next_allocator: Instant,
     next_sign: Instant,
 }
 
@@ -131,6 +133,7 @@ impl<'a> Daemon<'a> {
             heap: OwnHeap::default(),
             next_round: now + first,
             next_exits: now,
+            next_allocator: now,
             next_sign: now,
             refused: 0,
             is_full: false,
@@ -192,6 +195,11 @@ impl<'a> Daemon<'a> {
             self.end_over();
         }
         let are_all_attached = self.attach();
+        // One at a time, and after new processes: it takes half a second.
+        if are_all_attached && now >= self.next_allocator {
+            self.next_allocator = now + EXITS_INTERVAL;
+            self.attach_to_allocator(now);
+        }
         if now >= self.next_round {
             self.end_round();
             self.next_round = (self.next_round + self.config.interval).max(now);
@@ -220,8 +228,10 @@ impl<'a> Daemon<'a> {
         while began.elapsed() < ATTACH_BUDGET {
             let Some(FoundProcess { process, maps, found, resource }) = self.discovery.next() else { return true };
             let pid = process.pid();
-            if self.pids().any(|own| own == pid) {
-                self.attach_to_allocator(FoundProcess { process, maps, found, resource });
+            // The rules may have changed while it waited here.
+            let chosen = ChosenProcesses::at(self.period, &self.config, &self.host.identity());
+            if self.config.leaves_out(&resource).is_some() || !chosen.contains(&process) {
+                self.discovery.look_again(pid, SOON);
                 continue;
             }
             if self.is_full {
@@ -229,7 +239,7 @@ impl<'a> Daemon<'a> {
                 continue;
             }
             self.sinks.describe(pid, resource);
-            let target = RecordTarget::of_several(self.session.options(), process, maps, found);
+            let target = RecordTarget::of_several(self.session.options(), process.clone(), maps, found);
             if let Err(error) = self.session.try_add(target, &self.ready) {
                 self.refused += 1;
                 self.sinks.forget(pid);
@@ -242,31 +252,32 @@ impl<'a> Daemon<'a> {
                 continue;
             }
             if let Some((_, allocations)) = &mut self.allocations {
-                allocations.find(pid);
-                self.discovery.look_again(pid, allocations::FIRST_LOOK);
+                allocations.find(process, Instant::now());
             }
         }
         false
     }
 
-    /// Starts recording what a process allocates, or looks at it again later. Its samples are recorded already.
-    fn attach_to_allocator(&mut self, found: FoundProcess) {
-        let FoundProcess { process, maps, found, .. } = found;
-        let (pid, recorded) = (process.pid(), self.with_allocations().count());
-        let Self { session, allocations: Some((options, allocations)), discovery, ready, is_full, .. } = self else {
+    /// Starts recording what one more process allocates, if it is time to. Its samples are recorded already.
+    fn attach_to_allocator(&mut self, now: Instant) {
+        let recorded = self.with_allocations().collect();
+        let Self { session, allocations: Some((options, allocations)), ready, refused, is_full: false, .. } = self
+        else {
             return;
         };
-        if session.recordings().any(|own| !own.has_time() && own.process().pid() == pid) {
-            return;
-        }
-        if *is_full || !allocations.has_room_for(pid, recorded, Instant::now()) {
-            discovery.look_again(pid, allocations::NEXT_LOOK);
-            return;
-        }
-        let target = RecordTarget::of_several(options, process, maps, found);
-        if let Err(error) = allocations.pay_for(|| session.try_add(target, ready))
+        let Some(process) = allocations.next(&recorded, now) else { return };
+        let pid = process.pid();
+        let added = allocations.pay_for(|| {
+            let maps = process.maps()?;
+            // It may have closed its VMs, and make others later.
+            let Ok(found) = find_first_vms(&process, &maps) else { return Ok(()) };
+            session.try_add(RecordTarget::of_several(options, process, maps, found), ready)
+        });
+        if let Err(error) = added
             && error.failure != lj_trace_engine::Failure::NoProcess
         {
+            *refused += 1;
+            allocations.refuse(pid, now);
             let text = format!("lj-trace: what process {pid} allocates is not recorded: {}", error.message);
             say(Priority::Warning, &text);
         }
@@ -331,9 +342,6 @@ impl<'a> Daemon<'a> {
         // Those that came first have a history that should continue.
         let kept = &recorded[..allocations.lower(recorded.len())];
         self.session.end_allocations_unless(|process| kept.contains(&process.pid()));
-        for pid in recorded.iter().filter(|pid| !kept.contains(pid)) {
-            self.discovery.look_again(*pid, allocations::NEXT_LOOK);
-        }
         let text = format!(
             "lj-trace: uses {used:.1}% of a CPU, and may use {limit:.1}%: from now on the allocations of {} of {} processes are \
              recorded (limits.cpu allows more)",

@@ -37,6 +37,7 @@ use crate::recording::stop::Stop;
 use crate::recording::{Recording, Summaries, poll_interval, title};
 use crate::target::RecordTarget;
 use exits::Exits;
+use totals::SoFar;
 use watch::Watch;
 
 /// Everything that one run of lj-trace records.
@@ -503,13 +504,18 @@ impl<'a> Session<'a> {
             let drained = recording.drain_all(listener(&mut self.common), budget.share(left));
             left -= 1;
             let (name, is_second) = (recording.name().to_owned(), !recording.has_time());
+            let so_far = SoFar {
+                samples: recording.samples().unwrap_or(0),
+                lost: recording.lost(),
+                seconds: recording.seconds_so_far(),
+            };
             let finished = recording.finish(&target.options, duration);
             let outcome = failed.map_or(drained, Err).and(finished);
             if self.options.scope != Scope::Host {
                 self.finished.push(Finished { name, stop, outcome });
                 continue;
             }
-            self.over.add(outcome.as_ref().ok(), is_second);
+            self.over.add(outcome.as_ref().ok(), &so_far, is_second);
             if let Err(error) = outcome {
                 say(Priority::Warning, &format!("lj-trace: {name} is recorded no more: {}", error.message));
             }

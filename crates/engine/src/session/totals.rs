@@ -20,13 +20,24 @@ pub struct Totals {
     pub cost: [Duration; 2],
 }
 
+/// What a recording has counted up to its end.
+pub(super) struct SoFar {
+    pub samples: u64,
+    pub lost: Vec<(&'static str, u64)>,
+    pub seconds: [f64; 2],
+}
+
 impl Totals {
-    /// Adds a recording; `summaries` is [`None`] if it failed. A process may have a second one, of its allocations alone, which does not
+    /// Adds a recording; `summaries` is [`None`] if it failed, and `so_far` is what it had counted then. A process may have a second one, of its allocations alone, which does not
     /// count as a process.
-    pub(super) fn add(&mut self, summaries: Option<&Summaries>, is_second: bool) {
+    pub(super) fn add(&mut self, summaries: Option<&Summaries>, so_far: &SoFar, is_second: bool) {
         self.processes += u64::from(!is_second);
         let Some(summaries) = summaries else {
             self.failed += 1;
+            // What was counted stays counted.
+            self.samples += so_far.samples;
+            self.lose(&so_far.lost);
+            self.spend(so_far.seconds);
             return;
         };
         if let Some(cpu) = summaries.cpu() {
