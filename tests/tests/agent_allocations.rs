@@ -68,6 +68,27 @@ fn processes_that_live_for_a_moment_cost_no_attaching() -> Result<()> {
     Ok(())
 }
 
+/// What is still under way when the rules change must not come back by them.
+#[test]
+fn a_reload_that_leaves_all_out_ends_all() -> Result<()> {
+    let agent = Agent::start("memory = \"5%\"")?;
+    let processes = (1..=6).map(|number| agent.process(number, 1, "many")).collect::<Result<Vec<_>>>()?;
+    let start = Instant::now();
+    while agent.metrics()?["lj_trace_processes_with_allocations"] == 0.0 {
+        ensure!(start.elapsed() < patience(40), "{:?}", agent.metrics()?);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    agent.reload(&format!("{}\n[[drop]]\nlabel = \"service.name=many\"\n", agent.with("memory = \"5%\"")))?;
+    agent.wait_for(0)?;
+    wait_for(&agent, 0.0)?;
+    let recorded = agent.metrics()?["lj_trace_recordings_total"];
+    std::thread::sleep(Duration::from_secs(5));
+    let metrics = agent.metrics()?;
+    ensure!(metrics["lj_trace_processes"] == 0.0 && metrics["lj_trace_recordings_total"] == recorded, "{metrics:?}");
+    drop(processes);
+    Ok(())
+}
+
 #[test]
 fn one_that_may_use_next_to_no_cpu_time_gives_allocations_up() -> Result<()> {
     let mut agent = Agent::start("memory = \"5%\"\nlimits = { cpu = \"0.1%\" }")?;
