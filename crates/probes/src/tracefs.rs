@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn tracepoints_have_numbers() {
-        let Ok(tracefs) = Tracefs::open() else { return };
+        let tracefs = Tracefs::open().unwrap();
         let [enter, exit] = ["sys_enter_poll", "sys_exit_poll"].map(|name| tracefs.number(name).unwrap());
         assert!(enter > 0 && enter != exit);
         assert_eq!(tracefs.number("sys_enter_nothing").unwrap_err().kind(), io::ErrorKind::NotFound);

@@ -61,3 +61,20 @@ impl Totals {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Else whoever reads the counters would take it for a restart, and count all once more.
+    #[test]
+    fn what_a_failed_recording_had_counted_stays_counted() {
+        let mut totals = Totals::default();
+        let so_far = SoFar { samples: 7, lost: vec![("ring full", 2)], seconds: [0.5, 0.25] };
+        totals.add(None, &so_far, false);
+        totals.add(None, &so_far, true);
+        assert_eq!((totals.processes, totals.failed, totals.samples), (1, 2, 14));
+        assert_eq!(totals.lost["ring full"], 4);
+        assert_eq!(totals.cost, [1000, 500].map(Duration::from_millis));
+    }
+}
