@@ -1,6 +1,7 @@
 /* A program that counts every call of its allocators, which are two, and a third one that a VM is given later.
 **
 **   ledger LIBRARY VMS [builtin]
+**   ledger LIBRARY late MILLISECONDS
 **
 ** LIBRARY is a libluajit-5.1.so. The VM `a` is on the first allocator, with data of its own, and `b` on the second one, which
 ** has none. The program prints `ready` and waits for a line. Then
@@ -15,11 +16,15 @@
 **   5. `a` gets a fourth allocator, which nothing has used, and works at once for half a second. It prints `calls N`, `unseen N
 **      SECONDS` for each 10 ms, with the calls from the change until then, and waits before it exits.
 **
+** With `late` it does something else: so long after the line, `a` is given the third allocator. It prints `third ADDRESS` and
+** `done`, and waits for a line. Then `a` works on it, and it prints `calls N` and `done`, and waits.
+**
 ** N is the number of all calls of its allocators so far, since it was told to begin.
 */
 #define _GNU_SOURCE
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "library.h"
 
@@ -113,6 +118,20 @@ static double seconds(void)
 	return now.tv_sec + now.tv_nsec * 1e-9;
 }
 
+/* Gives `a` another allocator while somebody may be about to attach. */
+static void change_late(lua_State *a, long milliseconds, void *data)
+{
+	char line[100];
+	usleep(milliseconds * 1000);
+	setallocf(a, third, data);
+	printf("third %#lx\ndone\n", (unsigned long)third);
+	fflush(stdout);
+	if (!fgets(line, sizeof(line), stdin))
+		exit(0);
+	run(a, work, "=a");
+	wait_for_line();
+}
+
 int main(int count, char **arguments)
 {
 	void *library = load_library(count > 1 ? arguments[1] : "libluajit-5.1.so.2");
@@ -125,6 +144,7 @@ int main(int count, char **arguments)
 	call = find_function(library, "lua_pcall");
 	tolstring = find_function(library, "lua_tolstring");
 	long vms = count > 2 ? atol(arguments[2]) : 1000;
+	int late = count > 3 && !strcmp(arguments[2], "late");
 	int builtin = count > 3 && !strcmp(arguments[3], "builtin");
 
 	static int data[3];
@@ -140,6 +160,10 @@ int main(int count, char **arguments)
 	if (!fgets(line, sizeof(line), stdin))
 		return 0;
 	memset(calls, 0, sizeof(calls));
+	if (late) {
+		change_late(a, atol(arguments[3]), &data[2]);
+		return 0;
+	}
 	for (int i = 0; i < 5; i++) {
 		run(a, work, "=a");
 		run(b, work, "=b");

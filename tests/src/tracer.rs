@@ -188,6 +188,14 @@ impl Tracer {
     /// # Errors
     /// If it ends instead, or does not say so in time.
     pub fn wait_until(&mut self, words: &str) -> Result<()> {
+        self.wait_until_one_of(&[words])
+    }
+
+    /// Waits until it says a line with one of these in it.
+    ///
+    /// # Errors
+    /// If it ends instead, or does not say so in time.
+    pub fn wait_until_one_of(&mut self, words: &[&str]) -> Result<()> {
         let start = Instant::now();
         loop {
             let left = patience(PATIENCE).saturating_sub(start.elapsed());
@@ -195,7 +203,7 @@ impl Tracer {
             let line = line.with_context(|| format!("it does not say {words:?}: {}", self.said))?;
             self.said.push_str(&line);
             self.said.push('\n');
-            if line.contains(words) {
+            if words.iter().any(|words| line.contains(words)) {
                 return Ok(());
             }
         }

@@ -1,11 +1,11 @@
 //! Allocation probes: attaches them to the allocators of the target's VMs, where the plan says, and delivers their
 //! events.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::PoisonError;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lj_trace_common::allocation::event::{PROTOTYPE_SEEN, TRACE_SEEN};
 use lj_trace_common::allocation::serving::{REQUEST_SEEN, RequestSeen};
@@ -116,7 +116,12 @@ pub struct AllocationProbes {
     functions: BTreeMap<u64, bool>,
     /// The places to probe, if the probes are there in windows only.
     places: Option<ProbedPlaces>,
+    /// The allocators of the VMs that were registered here, by the VMs' indices, and when they were read.
+    known: HashMap<u32, (AllocatorPair, Instant)>,
 }
+
+/// The two words `g->allocf` and `g->allocd` of a VM.
+pub type AllocatorPair = (u64, u64);
 
 /// Which programs see calls and returns.
 #[derive(Debug)]
@@ -268,12 +273,15 @@ impl AllocationProbes {
         handlers: Handlers,
     ) -> Result<(Self, Vec<Allocator>), AllocatorError> {
         let refused = |error: anyhow::Error| ProbeError::sort(error);
+        let read = Instant::now();
         let allocators = Allocator::all(process, maps, vms)?;
+        let mut known = HashMap::new();
         let mut by_data: BTreeMap<u64, u32> = BTreeMap::new();
         let mut uses = |data, vm| {
             by_data.entry(data).and_modify(|known| *known = SHARED_USER_DATA).or_insert(vm);
         };
-        for Allocator { users, .. } in &allocators {
+        for Allocator { function, users, .. } in &allocators {
+            known.extend(users.iter().map(|&(vm, data)| (vm, ((function.address, data), read))));
             users.iter().for_each(|&(vm, data)| uses(data, vm));
             if let [(vm, _)] = users[..] {
                 uses(UNKNOWN_USER_DATA, vm);
@@ -292,7 +300,7 @@ impl AllocationProbes {
         let functions = allocators.iter().map(Allocator::kind).collect();
         let (plans, links, places) = (Vec::new(), Links::default(), None);
         let batch = Batch::default();
-        let probes = Self { handlers, events, batch, plans, links, session, gate, functions, places };
+        let probes = Self { handlers, events, batch, plans, links, session, gate, functions, places, known };
         if programs.wants_allocation_stacks() {
             program(&mut programs.ebpf(), STACKS).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         }
@@ -318,7 +326,9 @@ impl AllocationProbes {
             );
         }
         let gone = |Unreadable| AllocatorError::VmGone { global: vm.global };
+        let read = Instant::now();
         let (function, data) = allocator_of(process, vm).map_err(gone)?;
+        self.known.insert(index, ((function, data), read));
         let is_probed = self.functions.contains_key(&function);
         if !is_probed {
             // Other VMs may use this allocator later, so its `ud` has to tell them apart.
@@ -337,6 +347,17 @@ impl AllocationProbes {
             programs.add_template(size, index).map_err(refused)?;
         }
         Ok(())
+    }
+
+    /// The allocator with which the VM at this index was last registered here, and when it was read. [`None`] for a VM
+    /// that the programs have noticed by themselves, at a call of a probed allocator.
+    pub fn allocator_of(&self, index: u32) -> Option<(AllocatorPair, Instant)> {
+        self.known.get(&index).copied()
+    }
+
+    /// Forgets a VM that has left its index.
+    pub fn forget_vm(&mut self, index: u32) {
+        self.known.remove(&index);
     }
 
     /// Whether the function at this address is probed.
@@ -502,7 +523,7 @@ fn templates(vms: &[Vm]) -> Vec<(u64, u32)> {
 }
 
 /// Reads `g->allocf` and `g->allocd`.
-fn allocator_of(process: &Process, vm: &Vm) -> Result<(u64, u64), Unreadable> {
+fn allocator_of(process: &Process, vm: &Vm) -> Result<AllocatorPair, Unreadable> {
     let memory = process.memory();
     let function = memory.read::<u64>(vm.global + u64::from(vm.layout.g_allocf))?;
     let data = memory.read::<u64>(vm.global + u64::from(vm.layout.g_allocd))?;

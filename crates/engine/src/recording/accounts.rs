@@ -26,6 +26,11 @@ impl Accounts {
         *self.unread.entry(index).or_default() += 1;
     }
 
+    /// Whether events of this VM were not processed in time.
+    pub fn has_unread(&self, index: u32) -> bool {
+        self.unread.contains_key(&index)
+    }
+
     /// The number of events that were not processed in time.
     pub fn unread(&self) -> u64 {
         self.unread.values().sum()

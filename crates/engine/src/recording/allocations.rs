@@ -264,9 +264,12 @@ impl MemoryRecording {
     /// # Errors
     /// An output cannot be written.
     pub fn drain(&mut self, programs: &mut Programs, process: &Process, budget: Budget) -> Result<bool, EngineError> {
-        let began = now();
+        let (began, time) = (now(), Instant::now());
         let is_empty = self.drain_events(programs, process, budget)?;
         self.look_after_vms(programs, process, is_empty)?;
+        if is_empty {
+            self.changes.catch_up(time);
+        }
         if let (Some(bounded), Some(estimation)) = (&mut self.bounded, self.outputs.estimation()) {
             bounded.drain(estimation);
             if is_empty {
@@ -362,6 +365,7 @@ impl MemoryRecording {
         }
         self.accounts.close(index, number, counted, tally);
         self.changes.forget(index);
+        self.probes.forget_vm(index);
         if let Some(table) = events.as_ref().and_then(MemoryEvents::by_trace) {
             self.traces_of_closed.get_or_insert_with(TraceTable::default).merge(table);
         }
@@ -401,7 +405,7 @@ impl MemoryRecording {
                 continue;
             }
             let vm = events.vm();
-            if let Some(change) = self.changes.allocator(programs, index, vm) {
+            if let Some(change) = self.changes.allocator(programs, &self.probes, index, vm) {
                 let (vm, number) = (vm.clone(), events.number());
                 self.follow(programs, process, &vm, index, number, change)?;
             } else if looks && self.changes.is_gone(programs, index, vm) {
@@ -701,13 +705,17 @@ impl MemoryRecording {
         unread_stacks: (&'static str, u64),
     ) -> Result<(MemorySummary, Vec<PathBuf>), EngineError> {
         if self.bounded.is_none() {
-            let events = self.events.iter_mut().enumerate();
+            let Self { events, changes, accounts, gone, outputs, .. } = &mut self;
+            let events = events.iter_mut().enumerate();
             for (index, events) in events.filter_map(|(index, events)| Some((index as u32, events.as_mut()?))) {
-                // A VM that was found gone earlier may have a first block that is not freed yet: the programs no longer
-                // know that VM.
-                let is_known = || programs.index_of(events.vm().global) == Some(index);
-                if self.gone.contains(&index) || is_known() && self.changes.is_closed(events.vm()) {
-                    events.free_first_block(&mut self.outputs)?;
+                // Its first block is freed by an event: by one of the stream, or by one that nobody has read.
+                if accounts.is_closed(index, programs.tally(index).generation) || accounts.has_unread(index) {
+                    continue;
+                }
+                // A VM that was found gone by a single look so far, or not yet: its first block is not freed. Another VM
+                // may be at its address by now.
+                if gone.contains(&index) || changes.is_closed(programs, index, events.vm()) {
+                    events.free_first_block(outputs)?;
                 }
             }
         }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use lj_trace_common::memory::ReadMemory as _;
 
 use lj_trace_luajit::Vm;
+use lj_trace_probes::allocator::{AllocationProbes, AllocatorPair};
 use lj_trace_probes::programs::Programs;
 use lj_trace_process::{Process, ProcessMemory};
 
@@ -26,12 +27,11 @@ pub struct Changes {
     /// When the VMs were last checked.
     looked: Instant,
     misses: HashMap<u32, u32>,
-    /// The allocators of the VMs (`g->allocf` and `g->allocd`), and when they were last read.
+    /// The allocators of the VMs, and when they were last read.
     allocators: HashMap<u32, (AllocatorPair, Instant)>,
+    /// A time before the first call of every VM that has no allocator here yet.
+    caught_up: Instant,
 }
-
-/// The two words `g->allocf` and `g->allocd`.
-pub type AllocatorPair = (u64, u64);
 
 /// A VM that has changed its allocator.
 #[derive(Clone, Copy, Debug)]
@@ -51,24 +51,42 @@ impl Changes {
             looked: Instant::now(),
             misses: HashMap::new(),
             allocators: HashMap::new(),
+            caught_up: Instant::now(),
         }
+    }
+
+    /// All calls from before `time` are processed, and so are the first ones of all VMs that have made any by then.
+    pub fn catch_up(&mut self, time: Instant) {
+        self.caught_up = time;
     }
 
     /// Reads which allocator a VM has; returns the new allocator if it differs from the previous one. A single read gets
     /// both words. `lua_setallocf` writes one word after the other: a read between the two writes gets a mixed pair, and
     /// the next read finds another change.
-    pub fn allocator(&mut self, programs: &Programs, index: u32, vm: &Vm) -> Option<NewAllocator> {
+    ///
+    /// The previous allocator of a VM that was never looked at is the one with which `probes` know it: it may have changed
+    /// since then. A VM that the programs have noticed by themselves has called a probed allocator at least once.
+    pub fn allocator(
+        &mut self,
+        programs: &Programs,
+        probes: &AllocationProbes,
+        index: u32,
+        vm: &Vm,
+    ) -> Option<NewAllocator> {
         let read = |field: u16| self.memory.read::<u64>(vm.global + u64::from(field)).ok();
-        let now = Instant::now();
-        let (function, data) = (read(vm.layout.g_allocf)?, read(vm.layout.g_allocd)?);
+        let time = Instant::now();
+        let now = (read(vm.layout.g_allocf)?, read(vm.layout.g_allocd)?);
         // The VM was closed, and the kernel has reclaimed its memory.
-        if function == 0 {
+        if now.0 == 0 {
             return None;
         }
-        let (before, seen) = self.allocators.insert(index, ((function, data), now))?;
+        let before = self.allocators.insert(index, (now, time)).or_else(|| probes.allocator_of(index));
+        let (has_changed, seen) = match before {
+            Some((before, seen)) => (before != now, seen),
+            None => (!probes.knows(now.0), self.caught_up),
+        };
         // After a VM was closed, the next VM may be at the same address.
-        let is_other = || programs.index_of(vm.global) != Some(index) || !self.is_there(vm);
-        (before != (function, data) && !is_other()).then_some(NewAllocator { now: (function, data), seen })
+        (has_changed && !self.is_missing(programs, index, vm)).then_some(NewAllocator { now, seen })
     }
 
     /// Forgets a VM that has left its index.
@@ -88,7 +106,7 @@ impl Changes {
 
     /// Checks whether a VM exists; true if it is gone for good.
     pub fn is_gone(&mut self, programs: &Programs, index: u32, vm: &Vm) -> bool {
-        if self.is_there(vm) && programs.index_of(vm.global) == Some(index) {
+        if !self.is_missing(programs, index, vm) {
             self.misses.remove(&index);
             return false;
         }
@@ -99,8 +117,13 @@ impl Changes {
     }
 
     /// Whether a VM was closed, judged by a single look.
-    pub fn is_closed(&self, vm: &Vm) -> bool {
-        !self.is_there(vm) && self.process.runs_same_program()
+    pub fn is_closed(&self, programs: &Programs, index: u32, vm: &Vm) -> bool {
+        self.is_missing(programs, index, vm) && self.process.runs_same_program()
+    }
+
+    /// Whether the VM is not at its address, or another VM is.
+    fn is_missing(&self, programs: &Programs, index: u32, vm: &Vm) -> bool {
+        programs.index_of(vm.global) != Some(index) || !self.is_there(vm)
     }
 
     fn is_there(&self, vm: &Vm) -> bool {
