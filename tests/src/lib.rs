@@ -43,6 +43,7 @@ pub mod readers;
 pub mod recording;
 pub mod refusing;
 pub mod requests;
+pub mod routes;
 pub mod screen;
 pub mod server;
 pub mod shares;

@@ -19,7 +19,7 @@ use lj_trace_unwind::symbols::Symbolizer;
 
 use super::request_summary::{AllocationRequestSummary, RequestSums};
 use crate::options::Options;
-use crate::resolve::{RequestTally, SampleRequest, labels};
+use crate::resolve::{RequestTally, SampleRequest, code_around, labels};
 
 /// What a VM allocates for, as of its last record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -152,6 +152,8 @@ impl AllocationRequests {
         }
         let mut sample = SampleRequest {
             is_unknown: matches!(outcome, RequestOutcome::Not(_)),
+            // The events of a request do not tell when it gets its route.
+            is_route_unknown: matches!(outcome, RequestOutcome::Found(_)),
             labels: match &outcome {
                 RequestOutcome::Found(served) => labels(served.clone()),
                 _ => None,
@@ -170,9 +172,9 @@ impl AllocationRequests {
         index
     }
 
-    fn asks_for_fibers(&self) -> bool {
+    fn asks_for(&self, key: RequestKey) -> bool {
         let mut asked = self.group_by.iter().chain(self.only.iter().map(|(key, _)| key));
-        asked.any(|key| *key == RequestKey::Fiber)
+        asked.any(|asked| *asked == key)
     }
 
     /// What became of all events.
@@ -181,7 +183,8 @@ impl AllocationRequests {
             is_wanted: self.requests.is_wanted(),
             others: self.requests.others(),
             no_phases: self.requests.no_phases(),
-            no_fibers: self.asks_for_fibers().then_some("memory profiles do not know of fibers"),
+            no_fibers: self.asks_for(RequestKey::Fiber).then_some("memory profiles do not know of fibers"),
+            no_routes: self.asks_for(RequestKey::Route).then_some("memory profiles do not know of routes"),
             ..RequestTally::default()
         };
         let mut of_labels = Vec::new();
@@ -206,12 +209,4 @@ fn runs_lua(event: &AllocationEvent) -> bool {
         Some(AllocationSource::C) => event.caller != 0,
         Some(AllocationSource::Internal) | None => false,
     }
-}
-
-/// The code of the file in which there is code at `address`.
-fn code_around(process: &Process, address: u64) -> Vec<Range<u64>> {
-    let Ok(maps) = process.maps() else { return Vec::new() };
-    let Some(file) = maps.find(address).map(|mapping| (mapping.device, mapping.inode)) else { return Vec::new() };
-    let code = maps.iter().filter(|mapping| mapping.exec && (mapping.device, mapping.inode) == file);
-    code.map(|mapping| mapping.start..mapping.end).collect()
 }

@@ -1,0 +1,63 @@
+//! Samples have the route that Kong or APISIX has chosen for their request, or are marked.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use lj_trace_tests::folded::Folded;
+use lj_trace_tests::requests::Checked;
+use lj_trace_tests::routes::{Gateway, RoutedSite};
+use lj_trace_tests::tracer::{Outcome, Tracer};
+
+/// Records a process, its stacks grouped by route.
+fn record(pid: u32, seconds: u64, more: &[&str], folder: &Path) -> Result<(Folded, Outcome)> {
+    let file = folder.join("route.folded");
+    let (pid, output, time) = (pid.to_string(), file.display().to_string(), format!("{seconds}s"));
+    let whom = ["--pid", &pid, "--duration", &time, "--output", &output, "--rate", "1499", "--no-limit", "--force"];
+    let outcome = Tracer::start(whom.iter().chain(more))?.wait_for(Duration::from_secs(seconds + 60))?;
+    outcome.expect(0, &[]);
+    Ok((Folded::parse(&std::fs::read_to_string(file)?)?, outcome))
+}
+
+/// Records an nginx of this seed; gives how many samples are right, and how many marked.
+fn check(gateway: Gateway, seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> {
+    let Some((nginx, site)) = RoutedSite::start(gateway, 12, seed)? else { return Ok(None) };
+    let requests = site.load(&nginx, seed);
+    let folder = tempfile::tempdir()?;
+    let (folded, outcome) = record(nginx.workers()[0], seconds, &["--group-by", "route", "-v"], folder.path())?;
+    let Checked { right, unknown, others, wrong, labels } = site.check(&folded)?;
+    outcome.stderr.lines().filter(|line| line.contains("not known")).for_each(|line| println!("{line}"));
+    println!("{gateway:?}, seed {seed}: {right} right, {unknown} marked, {others} elsewhere: {labels:?}");
+    ensure!(wrong.is_empty(), "{gateway:?}, seed {seed}: {}\n{}", wrong.join("\n"), outcome.stderr);
+    ensure!(requests.answers() > 10, "seed {seed}: hardly a request was answered: {}", nginx.log());
+    ensure!(right > unknown * 10 && labels.len() > 10, "{}\n{}", outcome.stderr, nginx.log());
+    Ok(Some([right, unknown]))
+}
+
+#[test]
+fn routes_are_those_of_the_function_that_runs() -> Result<()> {
+    for gateway in [Gateway::Kong, Gateway::Apisix] {
+        check(gateway, 1, 3)?;
+    }
+    Ok(())
+}
+
+/// As many samples as `LJ_TRACE_REQUEST_SAMPLES` says, of as many random configurations as it takes.
+#[test]
+#[ignore = "takes a minute for some twenty thousand samples"]
+fn routes_of_many_samples() -> Result<()> {
+    let setting = |name| std::env::var(name).ok().and_then(|count| count.parse().ok());
+    let wanted = setting("LJ_TRACE_REQUEST_SAMPLES").unwrap_or(20_000);
+    let (mut right, mut unknown) = (0, 0);
+    for seed in setting("LJ_TRACE_REQUEST_SEED").unwrap_or(100).. {
+        for gateway in [Gateway::Kong, Gateway::Apisix] {
+            let Some([of_seed, marked]) = check(gateway, seed, 10)? else { return Ok(()) };
+            (right, unknown) = (right + of_seed, unknown + marked);
+        }
+        println!("so far: {right} right, {unknown} marked, 0 wrong");
+        if right >= wanted {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
