@@ -1,11 +1,12 @@
 //! Samples have the route that Kong or APISIX has chosen for their request, or are marked.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::folded::Folded;
-use lj_trace_tests::requests::Checked;
+use lj_trace_tests::requests::{Checked, Site};
 use lj_trace_tests::routes::{Gateway, RoutedSite};
 use lj_trace_tests::tracer::{Outcome, Tracer};
 
@@ -39,6 +40,50 @@ fn routes_are_those_of_the_function_that_runs() -> Result<()> {
     for gateway in [Gateway::Kong, Gateway::Apisix] {
         check(gateway, 1, 3)?;
     }
+    Ok(())
+}
+
+/// Records only one route.
+#[test]
+fn only_the_route_that_is_asked_for_is_kept() -> Result<()> {
+    let Some((nginx, site)) = RoutedSite::start(Gateway::Apisix, 12, 1)? else { return Ok(()) };
+    let _requests = site.load(&nginx, 1);
+    let folder = tempfile::tempdir()?;
+    let label = site.a_label().context("no route has a number")?;
+    let (folded, outcome) = record(nginx.workers()[0], 3, &["--only", &format!("route={label}")], folder.path())?;
+    ensure!(!folded.stacks.is_empty() && site.are_of(&folded, label), "{folded:?}\n{}", outcome.stderr);
+    ensure!(outcome.stderr.contains("which --only leaves out"), "{}", outcome.stderr);
+    ensure!(outcome.stderr.contains("route of the request"), "{}", outcome.stderr);
+    Ok(())
+}
+
+/// There may be any number of routes, but not of labels.
+#[test]
+fn thousands_of_routes_have_a_bounded_number_of_labels() -> Result<()> {
+    /// As `docs/requests.md` has it.
+    const MOST: usize = 256;
+    let Some((nginx, site)) = RoutedSite::start(Gateway::Kong, 3000, 2)? else { return Ok(()) };
+    let _requests = site.load(&nginx, 2);
+    let folder = tempfile::tempdir()?;
+    let (folded, outcome) = record(nginx.workers()[0], 3, &["--group-by", "route"], folder.path())?;
+    let Checked { right, unknown, wrong, labels, .. } = site.check(&folded)?;
+    println!("{right} right, {unknown} marked, of {} routes", labels.len());
+    ensure!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), outcome.stderr);
+    let groups: BTreeSet<_> = folded.stacks.iter().map(|stack| &stack.frames[0]).collect();
+    let routes = groups.iter().filter(|group| group.starts_with('r')).count();
+    ensure!(routes == MOST && groups.iter().any(|group| *group == "[other]"), "{routes}: {}", outcome.stderr);
+    Ok(())
+}
+
+/// nginx that is neither Kong nor APISIX has no routes, and a reason.
+#[test]
+fn what_has_no_routes_says_so() -> Result<()> {
+    let Some((nginx, site)) = Site::start(4)? else { return Ok(()) };
+    let _requests = site.load(&nginx, 4);
+    let folder = tempfile::tempdir()?;
+    let (folded, outcome) = record(nginx.workers()[0], 1, &["--group-by", "route"], folder.path())?;
+    ensure!(outcome.stderr.contains("the program is neither Kong nor APISIX"), "{}", outcome.stderr);
+    ensure!(folded.stacks.iter().all(|stack| stack.frames[0].starts_with('[')), "{folded:?}");
     Ok(())
 }
 

@@ -108,7 +108,7 @@ impl RoutedSite {
                     if label.ends_with('-') { group.starts_with(label) } else { group == label }
                 }
             };
-            if matches!(group.as_str(), "[route not known]" | "[request not known]") {
+            if matches!(group.as_str(), "[route not known]" | "[request not known]" | "[other]") {
                 checked.unknown += stack.samples;
             } else if is_right {
                 checked.right += stack.samples;
@@ -119,6 +119,17 @@ impl RoutedSite {
             }
         }
         Ok(checked)
+    }
+
+    /// Whether all stacks in functions of routes are in those of the route with this label.
+    pub fn are_of(&self, folded: &Folded, label: &str) -> bool {
+        let mut truths = folded.stacks.iter().filter_map(|stack| self.truth(stack));
+        truths.all(|truth| truth.is_some_and(|number| self.labels[number] == label))
+    }
+
+    /// The label of one of the routes, if a route of this kind has one that is known as a whole.
+    pub fn a_label(&self) -> Option<&str> {
+        self.labels.iter().find(|label| !label.ends_with('-')).map(String::as_str)
     }
 
     /// What the innermost of the functions on a stack is for.

@@ -48,6 +48,8 @@ pub struct AllocationRequests {
     is_off: bool,
     group_by: Option<RequestKey>,
     only: Vec<(RequestKey, String)>,
+    /// Why labels that were asked for are not there: fibers, and routes.
+    absent: [Option<&'static str>; 2],
     known: Vec<KnownRequest>,
     indices: HashMap<RequestOutcome, usize>,
     /// The number of events that `only` has left out.
@@ -69,6 +71,10 @@ impl AllocationRequests {
             is_off: options.testing.no_requests || options.overhead.is_some() || !options.wants_requests(),
             group_by: options.group_by,
             only: options.only_requests.clone(),
+            absent: [
+                options.asks_for(RequestKey::Fiber).then_some("memory profiles do not know of fibers"),
+                options.asks_for(RequestKey::Route).then_some("memory profiles do not know of routes"),
+            ],
             known: Vec::new(),
             indices: HashMap::new(),
             left_out: 0,
@@ -172,19 +178,14 @@ impl AllocationRequests {
         index
     }
 
-    fn asks_for(&self, key: RequestKey) -> bool {
-        let mut asked = self.group_by.iter().chain(self.only.iter().map(|(key, _)| key));
-        asked.any(|asked| *asked == key)
-    }
-
     /// What became of all events.
     pub fn summary(&self) -> AllocationRequestSummary {
         let mut tally = RequestTally {
             is_wanted: self.requests.is_wanted(),
             others: self.requests.others(),
             no_phases: self.requests.no_phases(),
-            no_fibers: self.asks_for(RequestKey::Fiber).then_some("memory profiles do not know of fibers"),
-            no_routes: self.asks_for(RequestKey::Route).then_some("memory profiles do not know of routes"),
+            no_fibers: self.absent[0],
+            no_routes: self.absent[1],
             ..RequestTally::default()
         };
         let mut of_labels = Vec::new();

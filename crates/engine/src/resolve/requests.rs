@@ -144,7 +144,19 @@ impl RequestTally {
             writeln!(out, "  {:<18} {}: {reason}", "route not known", share(*count))?;
         }
         self.no_fibers.map_or(Ok(()), |why| writeln!(out, "  no fibers          {why}"))?;
+        self.no_routes.map_or(Ok(()), |why| writeln!(out, "  no routes          {why}"))?;
         self.no_phases.map_or(Ok(()), |why| writeln!(out, "  no phases          {why}"))
+    }
+
+    /// Why none of the counted things has a route, each called `sample` in the text; [`None`] if some have.
+    pub fn why_no_routes(&self, sample: &str) -> Option<String> {
+        if self.routed > 0 {
+            return None;
+        }
+        Some(match self.unknown_routes.iter().max_by_key(|(_, count)| **count) {
+            Some((reason, count)) => format!("{reason} ({})", counted(*count, sample)),
+            None => self.no_routes.map_or_else(|| format!("no {sample} hit a request that has one"), str::to_owned),
+        })
     }
 
     /// Why none of the counted things has labels, each called `sample` in the text; [`None`] if some have.

@@ -8,6 +8,7 @@ use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::request::RequestLayout;
 use lj_trace_common::route::{RouteKey, RouteLayout, is_understood, string_value};
+use lj_trace_common::vm::VmState;
 use lj_trace_luajit::Vm;
 use lj_trace_luajit::interned::{find_strings, string_number};
 use lj_trace_luajit::object::field;
@@ -164,16 +165,24 @@ impl ProcessRoutes {
 /// Whether one of these tables may have been half changed at a sample.
 ///
 /// The interpreter and compiled code change a table with one instruction, or call LuaJIT's functions in C. These make a larger
-/// hash part, or move keys, in many steps. While they do, the address of the table is in a register or on the stack.
+/// hash part, or move keys, in many steps. While they do, the address of the table is in a register or on the stack, below the
+/// C frame of the VM.
 fn may_change(sample: &Sample<'_>, vm: &Vm, luajit: &[Range<u64>], tables: &[u64]) -> bool {
     /// More than LuaJIT's functions for tables put onto the stack.
     const NEAREST: usize = 2048;
+    let state = VmState::from_raw(vm.layout.states(), sample.header.vmstate);
+    // Neither the garbage collector nor the compiler changes a table that is in use and has no weak keys or values.
+    if state == VmState::Gc || state.is_jit_compiler() {
+        return false;
+    }
     let pc = sample.header.registers[reg::PC];
     if vm.text.range.contains(&pc) || !luajit.iter().any(|code| code.contains(&pc)) {
         return false;
     }
     let is_one = |word: u64| word != 0 && tables.contains(&word);
-    let (words, _) = sample.stack[..sample.stack.len().min(NEAREST)].as_chunks::<8>();
+    let own = sample.header.cframe.saturating_sub(sample.header.registers[reg::SP]);
+    let own = usize::try_from(own).map_or(NEAREST, |own| own.min(NEAREST)).min(sample.stack.len());
+    let (words, _) = sample.stack[..own].as_chunks::<8>();
     sample.header.registers.iter().any(|word| is_one(*word))
         || words.iter().any(|word| is_one(u64::from_le_bytes(*word)))
 }
