@@ -106,3 +106,24 @@ fn routes_of_many_samples() -> Result<()> {
     }
     Ok(())
 }
+
+/// What routes and all other labels add to the time that a sample takes in the kernel: medians of recordings with and
+/// without them, in turn.
+#[test]
+#[ignore = "measures: wants a quiet machine for a minute"]
+fn what_labels_of_routes_cost() -> Result<()> {
+    let Some((nginx, site)) = RoutedSite::start(Gateway::Kong, 12, 5)? else { return Ok(()) };
+    let _requests = site.load(&nginx, 5);
+    let folder = tempfile::tempdir()?;
+    let mut times = [Vec::new(), Vec::new()];
+    for turn in 0..18 {
+        let more: &[&str] = if turn % 2 == 0 { &["-v"] } else { &["-v", "--no-requests"] };
+        let (_, outcome) = record(nginx.workers()[0], 2, more, folder.path())?;
+        let told = outcome.stderr.split_once(" us a sample)").and_then(|(before, _)| before.rsplit('(').next());
+        times[turn % 2].push(told.context("no cost is told")?.parse::<f64>()?);
+    }
+    times.iter_mut().for_each(|times| times.sort_by(f64::total_cmp));
+    let [with, without] = times.each_ref().map(|times| times[times.len() / 2]);
+    println!("{with:.2} us a sample with labels, {without:.2} us without: {times:?}");
+    Ok(())
+}

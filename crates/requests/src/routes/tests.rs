@@ -60,7 +60,7 @@ fn memory(context: &[(u64, u64)], outer: &[(u64, u64)], mask: u32) -> Words {
 
 fn put_string(memory: &mut Words, index: usize, text: &[u8]) {
     let at = string_at(index);
-    memory.put_words(at, &[0, u64::from(gct::STR) << 8 | hash(index) << 32, text.len() as u64 * (1 << 32) | 77, 0]);
+    memory.put_words(at, &[0, u64::from(gct::STR) << 8 | (hash(index) << 32), (text.len() as u64 * (1 << 32)) | 77, 0]);
     memory.text(at + 24, text);
 }
 
