@@ -163,7 +163,8 @@ impl Routes {
         let mut is_changing = Some(is_changing);
         let mut changes = || is_changing.take().is_some_and(|ask| ask(&[self.layout.contexts, context, outer]));
         let why = match RouteState::from_u32(marks.state) {
-            None | Some(RouteState::None) => return RouteOutcome::NotLooked,
+            // The kernel half did not know yet where routes are, or the request is of another VM.
+            None | Some(RouteState::None) => Unrouted::NotProven,
             Some(RouteState::NoContext) => return RouteOutcome::NoRoute,
             Some(RouteState::NoRoute | RouteState::Found) if changes() => Unrouted::Changing,
             // Without a request that has one, the key may be another string than the program's.

@@ -263,11 +263,10 @@ impl RequestLabeller {
         self.tell_routes();
     }
 
-    /// Has the kernel half told where routes are, if that is known.
+    /// Has the kernel half told where routes are, or that this is not known.
     fn tell_routes(&mut self) {
-        if let Some(routes) = self.routes.layout() {
-            self.news = Some(LabelLayout::Requests(RequestLayout { routes, ..self.requests.layout() }));
-        }
+        let routes = self.routes.layout().unwrap_or_default();
+        self.news = Some(LabelLayout::Requests(RequestLayout { routes, ..self.requests.layout() }));
     }
 
     /// Tries again to find what was not found before, because the program may not have been ready.
@@ -315,7 +314,7 @@ impl RequestLabeller {
             let circumstances = Circumstances { on_main_thread, runs_lua };
             let mut outcome = self.requests.resolve(&self.memory, &sample.header.request, circumstances);
             if let RequestOutcome::Found(served) = &mut outcome {
-                served.route = self.routes.of_sample(&self.memory, vm, sample);
+                served.route = self.routes.of_sample(&self.memory, vm, sample, native);
             }
             outcome
         } else {
@@ -384,7 +383,7 @@ impl RequestLabeller {
     /// Counts the route of a request. True if it is not known.
     fn count_route(&mut self, route: &RouteOutcome, weight: u64) -> bool {
         match route {
-            RouteOutcome::NotLooked => return false,
+            RouteOutcome::NotLooked => return true,
             RouteOutcome::NoRoute => self.tally.unrouted += weight,
             RouteOutcome::Found(_) => self.tally.routed += weight,
             RouteOutcome::Not(reason) => {
