@@ -2,8 +2,8 @@
 //!
 //! LuaJIT's sources: [`lj_str_new`], [`lj_str_resize`].
 //!
-//! [`lj_str_new`]: https://github.com/openresty/luajit2/blob/15f58c9648ee40a3fb6617e22e2f3fdff80d66b8/src/lj_str.c#L363-L411
-//! [`lj_str_resize`]: https://github.com/openresty/luajit2/blob/15f58c9648ee40a3fb6617e22e2f3fdff80d66b8/src/lj_str.c#L152-L229
+//! [`lj_str_new`]: https://github.com/openresty/luajit2/blob/15f58c9648ee40a3fb6617e22e2f3fdff80d66b8/src/lj_str.c#L350-L392
+//! [`lj_str_resize`]: https://github.com/openresty/luajit2/blob/15f58c9648ee40a3fb6617e22e2f3fdff80d66b8/src/lj_str.c#L153-L239
 
 use lj_trace_common::frame::gct_offset;
 use lj_trace_common::layout::gct;
