@@ -103,6 +103,9 @@ impl Wire for Found {
 
 #[cfg(test)]
 mod tests {
+    // They name registers.
+    #![cfg(target_arch = "x86_64")]
+
     use lj_trace_process::sandbox::wire::parse;
 
     use super::super::registers::Register;

@@ -195,6 +195,9 @@ impl Wire for UnwindRow {
 
 #[cfg(test)]
 mod tests {
+    // They name registers.
+    #![cfg(target_arch = "x86_64")]
+
     use super::*;
 
     fn stack(words: &[u64]) -> Vec<u8> {
