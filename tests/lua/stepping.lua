@@ -2,7 +2,6 @@
 -- instruction of the interpreter.
 
 jit.off()
-collectgarbage("generational" == 0 and "stop" or "restart")
 
 local meta = {}
 meta.__index = function(t, k) return k end

@@ -101,11 +101,10 @@ impl Wire for Found {
     }
 }
 
+// They name registers.
+#[cfg(target_arch = "x86_64")]
 #[cfg(test)]
 mod tests {
-    // They name registers.
-    #![cfg(target_arch = "x86_64")]
-
     use lj_trace_process::sandbox::wire::parse;
 
     use super::super::registers::Register;

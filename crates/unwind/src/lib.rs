@@ -501,11 +501,10 @@ impl Hasher for AddressHasher {
     }
 }
 
+// They name registers.
+#[cfg(target_arch = "x86_64")]
 #[cfg(test)]
 mod tests {
-    // They name registers.
-    #![cfg(target_arch = "x86_64")]
-
     use std::cell::RefCell;
 
     use super::*;

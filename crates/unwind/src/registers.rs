@@ -62,11 +62,10 @@ impl Registers {
     }
 }
 
+// They name registers.
+#[cfg(target_arch = "x86_64")]
 #[cfg(test)]
 mod tests {
-    // They name registers.
-    #![cfg(target_arch = "x86_64")]
-
     use super::*;
 
     #[test]

@@ -193,11 +193,10 @@ impl Wire for UnwindRow {
     }
 }
 
+// They name registers.
+#[cfg(target_arch = "x86_64")]
 #[cfg(test)]
 mod tests {
-    // They name registers.
-    #![cfg(target_arch = "x86_64")]
-
     use super::*;
 
     fn stack(words: &[u64]) -> Vec<u8> {

@@ -5,7 +5,7 @@
 //! Lua stack is certain. Between two such places it is that of the first, that of the second, or one in which a function
 //! of the first has returned already, or one that the second has left has not returned yet.
 //!
-//! [`ins_callt`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L267-L280
+//! [`ins_callt`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L257-L272
 
 mod seen;
 mod stops;
@@ -70,12 +70,15 @@ pub struct Outcome {
     pub certain: u64,
 }
 
-/// Steps through a program's interpreter for so many instructions. Of the instructions of C functions, one in `every` is
-/// looked at.
+/// The most instructions to step through.
+const MOST: u64 = 400_000;
+
+/// Steps through a program's interpreter until it has been at so many places where the stack is certain. Of the instructions
+/// of C functions, one in `every` is looked at.
 ///
 /// # Errors
 /// The program has no VM, or ends.
-pub fn step_through(pid: u32, instructions: u64, every: u64) -> Result<Outcome> {
+pub fn step_through(pid: u32, places: u64, every: u64) -> Result<Outcome> {
     let process = Process::open(pid)?;
     let maps = process.maps()?;
     let vm = find_vms(&process, &maps)?.into_iter().next().context("no VM")?;
@@ -86,7 +89,10 @@ pub fn step_through(pid: u32, instructions: u64, every: u64) -> Result<Outcome> 
     let mut before: Option<Vec<Place>> = None;
     let mut waiting: Vec<Stop> = Vec::new();
     let (mut in_c, mut frame, mut was_left) = (0, u64::MAX, false);
-    for _ in 0..instructions {
+    for _ in 0..MOST {
+        if outcome.certain >= places {
+            break;
+        }
         let registers = stepper.registers()?;
         let pc = registers[reg::PC];
         let in_text = vm.text.range.contains(&pc);
@@ -128,6 +134,16 @@ pub fn step_through(pid: u32, instructions: u64, every: u64) -> Result<Outcome> 
 }
 
 impl Outcome {
+    /// The sum over all places.
+    pub fn sum(&self) -> Count {
+        self.places.values().fold(Count::default(), |sum, count| Count {
+            right: sum.right + count.right,
+            marked: sum.marked + count.marked,
+            native: sum.native + count.native,
+            wrong: sum.wrong + count.wrong,
+        })
+    }
+
     fn add(&mut self, stop: &Stop, before: Option<&[Place]>, now: &[Place], is_right: impl Fn(&[Place]) -> bool) {
         let count = self.places.entry((stop.at, stop.is_return)).or_default();
         let verdict = match &stop.answer {

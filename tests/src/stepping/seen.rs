@@ -85,7 +85,7 @@ impl<'a> Reader<'a> {
     pub fn look(&mut self, registers: &SampledRegisters) -> (Answer, Option<u64>) {
         let native_bytes = self.native(registers[reg::SP]);
         let coroutines = self.coroutines(&native_bytes);
-        let live_memory = self.memory.clone();
+        let live_memory = self.memory;
         let live = PageCache::new(&live_memory);
         let mut walks: Vec<LuaStack> = Vec::new();
         for (index, snapshot) in coroutines.iter().enumerate() {

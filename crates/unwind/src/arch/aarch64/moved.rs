@@ -5,10 +5,10 @@
 //! link already ([`xpcall`]); and [`coroutine.resume`] moves BASE past the coroutine, its argument. Which instructions these
 //! are follows from the code: a range begins and ends where registers are written, and nothing jumps into it.
 //!
-//! [`BC_CALL`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L3350-L3370
-//! [`BC_RET`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L3630-L3690
-//! [`xpcall`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L1241-L1262
-//! [`coroutine.resume`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L1264-L1310
+//! [`BC_CALL`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L3517-L3526
+//! [`BC_RET`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L3764-L3804
+//! [`xpcall`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L1278-L1297
+//! [`coroutine.resume`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L1301-L1346
 
 use std::collections::BTreeSet;
 
@@ -177,5 +177,85 @@ impl Text {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lj_trace_common::layout::VmLayout;
+
+    use super::super::vm_edges::edges;
+
+    const START: u64 = 0xaaaa_0000_1000;
+    const NOP: u32 = 0xd503_201f;
+    const RET: u32 = 0xd65f_03c0;
+
+    /// The ranges that are found in this code, as indices of instructions: `base_in_state`, `base_kept`, `frame_left`,
+    /// `pc_elsewhere`.
+    fn found(words: &[u32]) -> [Vec<(u64, u64)>; 4] {
+        let code: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let layout = VmLayout { l_base: 32, l_cframe: 80, cframe_prev: 0, ..VmLayout::default() };
+        let edges = edges(&code, START, &layout);
+        [edges.base_in_state, edges.base_kept, edges.frame_left, edges.pc_elsewhere]
+            .map(|ranges| ranges.iter().map(|range| ((range.start - START) / 4, (range.end - START) / 4)).collect())
+    }
+
+    #[test]
+    fn a_call_keeps_base_until_the_link_is_stored() {
+        // mov x17, x19; add x19, x19, x27, lsl #3; ldr x2, [x19]; sub x28, x28, #8; add x19, x19, #16; stur x21, [x19, #-8]
+        let call = [0xaa13_03f1, 0x8b1b_0e73, 0xf940_0262, 0xd100_239c, 0x9100_4273, 0xf81f_8275, RET];
+        assert_eq!(found(&call)[1], [(2, 5)]);
+        // add x21, x8, #22 after BASE has moved: from there on PC has the link.
+        let pcall = [0xaa13_03f1, 0x9100_4273, 0x5304_1108, 0x9100_5915, RET];
+        assert_eq!(found(&pcall)[1], [(2, 4)]);
+        // RB is written; something jumps into the range.
+        assert_eq!(found(&[call[0], call[1], 0xaa13_03f1 ^ 1 << 16, NOP, RET])[1], [(2, 3)]);
+        assert_eq!(found(&[call[0], call[1], NOP, NOP, 0x17ff_ffff])[1], [(2, 3)]);
+    }
+
+    #[test]
+    fn a_return_keeps_base_until_it_is_the_callers() {
+        // sub x2, x19, #16; b.eq 7; ldr x8, [x27], #8; add x19, x19, #8; sub x9, x9, #8; stur x8, [x19, #-24]; cbnz x9, 2;
+        // sub x3, x2, x27, lsl #3; cmp; b.lo 13; mov x19, x3; ret; ret; add x19, x19, #8; b 8
+        let words = [
+            0xd100_4262,
+            0x5400_00c0,
+            0xf840_8768,
+            0x9100_2273,
+            0xd100_2129,
+            0xf81e_8268,
+            0xb5ff_ff89,
+            0xcb1b_0c43,
+            0xeb11_0f9f,
+            0x5400_0083,
+            0xaa03_03f3,
+            RET,
+            RET,
+            0x9100_2273,
+            0x17ff_fffa,
+        ];
+        assert_eq!(found(&words)[2], [(1, 11), (13, 15)]);
+        for (at, other) in [(7, NOP), (4, 0xd100_2122), (10, NOP), (6, 0x17ff_fffb)] {
+            let mut changed = words;
+            changed[at] = other;
+            assert_eq!(found(&changed)[2], [], "instruction {at}");
+        }
+    }
+
+    #[test]
+    fn pc_may_have_a_link_and_l_base_base() {
+        // add x21, x8, #30; b.ne 5; mov x28, x9; add x19, x19, #24
+        let xpcall = [0x9100_7915, 0x5400_0081, 0xaa09_03fc, 0x9100_6273, NOP, RET];
+        assert_eq!(found(&xpcall)[3], [(1, 4)]);
+        // eor x21, x21, #3; b.ne 4; sub x19, x19, x21; ldur x21, [x19, #-8]; nop; ldr x21, [x2, #32]
+        let tail_call = [0xd240_06b5, 0x5400_0061, 0xcb15_0273, 0xf85f_8275, NOP, 0xf940_1055, RET];
+        assert_eq!(found(&tail_call)[3], [(1, 6)]);
+        assert_eq!(found(&[0xd240_06b5, NOP, RET])[3], [], "it is not seen where PC is loaded");
+        // ldp x2, x21, [x19, #-16]
+        assert_eq!(found(&[NOP, 0xa97f_5662, RET])[3], [(1, 2)]);
+        // str x19, [x23, #32]; add x19, x19, #8; nop; bl
+        let resume = [0xf900_12f3, 0x9100_2273, NOP, 0x9400_0100, RET];
+        assert_eq!(found(&resume)[0], [(2, 4)]);
+        assert_eq!(found(&resume[1..])[0], [], "L->base has not been set");
     }
 }

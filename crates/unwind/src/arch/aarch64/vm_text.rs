@@ -12,8 +12,8 @@
 use std::collections::HashSet;
 
 use super::code::{
-    RET, adds_to, branch, is_branch, is_call, is_hint, jump, leaves, load_of, moves_stack, restores_pair, stored_pair, stores_field,
-    stores_vectors, uses_as_address, word, writes,
+    RET, adds_to, branch, is_branch, is_call, is_hint, jump, leaves, load_of, moves_stack, restores_pair, stored_pair,
+    stores_field, stores_vectors, uses_as_address, word, writes,
 };
 use crate::registers::Register;
 use crate::vm_frame::{BaseAfterCall, CodeFrame};
@@ -174,7 +174,9 @@ impl VmText {
         let end = self.start.saturating_add(self.code.len() as u64);
         let drops = (self.start..end).step_by(4).filter(|&at| matches!(self.word(at), Some(DROP | DROP_OLD)));
         let restores = |&at: &u64| self.word(at).is_some_and(restores_pair);
-        drops.flat_map(|drop| (1..=MAX_SAVES).map(move |back| drop.wrapping_sub(4 * back)).take_while(restores)).collect()
+        drops
+            .flat_map(|drop| (1..=MAX_SAVES).map(move |back| drop.wrapping_sub(4 * back)).take_while(restores))
+            .collect()
     }
 
     /// The layout of the frame; [`None`] if the code does not show it.

@@ -81,7 +81,11 @@ fn base_is_in_its_register_or_in_the_state() {
         assert_eq!(after(&[], words), BaseAfterCall::Unknown, "{words:x?}");
     }
     let code: Vec<u8> = [nop, used[0]].iter().flat_map(|word| word.to_le_bytes()).collect();
-    assert_eq!(VmText::new(0, code, FRAME_SIZE).base_after_call(4, 32), BaseAfterCall::Unknown, "nothing returns there");
+    assert_eq!(
+        VmText::new(0, code, FRAME_SIZE).base_after_call(4, 32),
+        BaseAfterCall::Unknown,
+        "nothing returns there"
+    );
 }
 
 #[test]
