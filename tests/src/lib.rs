@@ -51,6 +51,7 @@ pub mod skips;
 pub mod slope;
 pub mod source;
 pub mod standstill;
+pub mod stepping;
 pub mod stories;
 pub mod systemd;
 pub mod tracer;
