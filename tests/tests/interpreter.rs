@@ -8,13 +8,13 @@ use lj_trace_common::arch::STACK_AT_FRAME;
 use lj_trace_common::vm::VmEdges;
 use lj_trace_luajit::find_vms;
 use lj_trace_process::Process;
-use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
+use lj_trace_tests::programs::{ALL, Program};
 use lj_trace_tests::stepping::{Count, step_through};
 use lj_trace_tests::workload::{SERVICE, STEPPING, Workload};
 
 #[test]
 fn all_places_where_base_is_elsewhere_have_room() -> Result<()> {
-    for name in [LUAJIT, LUAJIT2, TARANTOOL] {
+    for name in ALL {
         let Some(program) = Program::find(name) else { continue };
         let workload = Workload::start(&program, SERVICE, &[])?;
         let process = Process::open(workload.pid())?;
@@ -61,7 +61,7 @@ const EVERY: u64 = 64;
 /// Steps through each kind of work, from wherever it is, until the stack was certain at so many places, or it has run so
 /// many instructions.
 fn step_through_works(most: (u64, u64)) -> Result<()> {
-    for name in [LUAJIT, LUAJIT2] {
+    for name in ALL {
         let Some(program) = Program::find(name) else { continue };
         let (mut sum, mut certain) = (Count::default(), 0);
         let mut seen = BTreeSet::new();
