@@ -44,8 +44,8 @@ impl<'a> Reader<'a> {
         let layout = &self.vm.layout;
         let word = |at: u64| self.memory.read_ref(layout.is_gc64(), at).unwrap_or(0);
         let state = self.memory.read::<i32>(self.vm.global + u64::from(layout.g_vmstate)).unwrap_or(0);
-        let thread = word(self.vm.global + u64::from(layout.g_cur_l));
-        format!("vmstate {state}, L->base {:#x}", word(thread + u64::from(layout.l_base)))
+        let base = self.current().map_or(0, |thread| word(thread + u64::from(layout.l_base)));
+        format!("vmstate {state}, L->base {base:#x}")
     }
 
     /// The Lua stack where a bytecode or a fast function begins, which is in the registers.

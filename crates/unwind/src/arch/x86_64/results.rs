@@ -19,8 +19,8 @@ use super::vm_edges::{Text, next, writes_rdx};
 const MOST: usize = 128;
 
 impl Text<'_> {
-    /// The instructions after results are stored, until BASE is the caller's. `returning` are those after which no Lua
-    /// frame is left.
+    /// The instructions after results are stored, until BASE is the caller's. At those in `returning`, the Lua frame is left
+    /// already.
     pub(super) fn results_stored(&self, returning: &BTreeSet<u64>) -> BTreeSet<u64> {
         let stores = self.instructions.values().filter(|found| self.stores_function(found));
         stores.filter_map(|store| self.until_base_moves(store.next_ip(), returning)).flatten().collect()
@@ -37,7 +37,8 @@ impl Text<'_> {
             && (base == Register::RDX || self.copies_base(found.ip(), base))
     }
 
-    /// Whether the last instruction before `ip` that writes this register copies BASE there.
+    /// Whether one of the instructions right before `ip`, without a jump in between, copies BASE to this register. It moves
+    /// along afterwards.
     fn copies_base(&self, ip: u64, register: Register) -> bool {
         const NEAR: usize = 12;
         let before = self.instructions.range(..ip).rev().map(|(_, found)| found).take(NEAR);
@@ -84,4 +85,57 @@ fn loads_pc(found: &Instruction) -> bool {
         && found.op0_kind() == OpKind::Register
         && found.op0_register().full_register() == Register::RBX
         && found.op1_kind() == OpKind::Memory
+}
+
+#[cfg(test)]
+mod tests {
+    use lj_trace_common::layout::VmLayout;
+
+    use super::super::vm_edges::edges;
+
+    const START: u64 = 0x5555_0000_1000;
+
+    /// The offsets of the ranges in which a frame is left.
+    fn frame_left(gc64: bool, instructions: &[&[u8]]) -> Vec<(u64, u64)> {
+        let layout = VmLayout { gc64: gc64.into(), l_base: 32, l_cframe: 80, ..VmLayout::default() };
+        let edges = edges(&instructions.concat(), START, &layout);
+        edges.frame_left.iter().map(|range| (range.start - START, range.end - START)).collect()
+    }
+
+    /// `mov [rdx-16], rax`, and `mov [rdx-8], eax`
+    const STORE: &[u8] = &[0x48, 0x89, 0x42, 0xf0];
+    const STORE_SHORT: &[u8] = &[0x89, 0x42, 0xf8];
+    /// `mov eax, 2`
+    const COUNT: &[u8] = &[0xb8, 2, 0, 0, 0];
+    /// `lea rdx, [rdx+rcx*8-16]`
+    const TO_CALLER: &[u8] = &[0x48, 0x8d, 0x54, 0xca, 0xf0];
+    /// `mov rbx, [rbp+32]`
+    const LOAD_PC: &[u8] = &[0x48, 0x8b, 0x5d, 0x20];
+    /// `jmp [r14+rbp*8]`
+    const NEXT_BYTECODE: &[u8] = &[0x41, 0xff, 0x24, 0xee];
+
+    #[test]
+    fn a_result_lies_over_the_function_until_base_moves() {
+        assert_eq!(frame_left(true, &[STORE, COUNT, TO_CALLER, NEXT_BYTECODE]), [(4, 14)]);
+        assert_eq!(frame_left(false, &[STORE_SHORT, COUNT, TO_CALLER, NEXT_BYTECODE]), [(3, 13)]);
+        // The place of the link, with GC64.
+        assert_eq!(frame_left(true, &[STORE_SHORT, COUNT, TO_CALLER, NEXT_BYTECODE]), []);
+    }
+
+    #[test]
+    fn results_are_copied_by_a_register_that_moves_along() {
+        // mov r15, rdx; mov [r15-16], rbp; add r15, 8; jne to the store
+        let copy: [&[u8]; 4] = [&[0x49, 0x89, 0xd7], &[0x49, 0x89, 0x6f, 0xf0], &[0x49, 0x83, 0xc7, 8], &[0x75, 0xf6]];
+        // The loop comes back to its store.
+        assert_eq!(frame_left(true, &[&copy[..], &[TO_CALLER, NEXT_BYTECODE]].concat()), [(3, 18)]);
+        // r15 holds something else.
+        assert_eq!(frame_left(true, &[&copy[1..], &[TO_CALLER, NEXT_BYTECODE]].concat()), []);
+    }
+
+    #[test]
+    fn a_tail_call_runs_in_the_frame() {
+        assert_eq!(frame_left(true, &[STORE, COUNT, LOAD_PC, NEXT_BYTECODE]), []);
+        // Another function may be run without PC being loaded here.
+        assert_eq!(frame_left(true, &[STORE, COUNT, NEXT_BYTECODE]), []);
+    }
 }

@@ -56,7 +56,7 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
         base_in_state,
         base_kept,
         frame_left,
-        // `pcall` is the only function that makes a link before it moves BASE, and that shows in the link.
+        // `pcall` and calls of metamethods make a link before they move BASE, and the type of the link shows that.
         pc_elsewhere: Vec::new(),
     }
 }
