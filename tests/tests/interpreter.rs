@@ -8,6 +8,7 @@ use lj_trace_common::arch::STACK_AT_FRAME;
 use lj_trace_common::vm::VmEdges;
 use lj_trace_luajit::find_vms;
 use lj_trace_process::Process;
+use lj_trace_tests::chance::of_variance;
 use lj_trace_tests::programs::{ALL, Program};
 use lj_trace_tests::stepping::{Count, step_through};
 use lj_trace_tests::workload::{SERVICE, STEPPING, Workload};
@@ -60,7 +61,9 @@ const EVERY: u64 = 64;
 
 /// Steps through each kind of work, from wherever it is, until the stack was certain at so many places, or it has run so
 /// many instructions.
-fn step_through_works(most: (u64, u64)) -> Result<()> {
+///
+/// One in 200 stops may be marked, and what `chance` makes of so many.
+fn step_through_works(most: (u64, u64), chance: impl Fn(f64) -> f64) -> Result<()> {
     for name in ALL {
         let Some(program) = Program::find(name) else { continue };
         let (mut sum, mut certain) = (Count::default(), 0);
@@ -78,18 +81,22 @@ fn step_through_works(most: (u64, u64)) -> Result<()> {
         println!("{name}: {} places, {sum:?}", seen.len());
         ensure!(certain > 60 && seen.len() > 300, "{name}: too little was seen");
         ensure!(sum.native == 0 && sum.wrong == 0, "{name}: {sum:?}");
-        ensure!(sum.marked <= (sum.right + sum.marked) / 200, "{name}: {sum:?}");
+        let expected = (sum.right + sum.marked) as f64 / 200.0;
+        ensure!(sum.marked as f64 <= expected + chance(expected), "{name}: {sum:?}");
     }
     Ok(())
 }
 
 #[test]
 fn the_lua_stack_is_found_at_each_instruction() -> Result<()> {
-    step_through_works((20, 8_000))
+    /// Metamethods of C data are tail calls: some 25 stops each are marked, without GC64. `stepping.lua` has five in a row.
+    const IN_A_ROW: f64 = 125.0;
+    // Each program is met somewhere in its work. So these stops are one event, which counts that often.
+    step_through_works((20, 8_000), |expected| of_variance(IN_A_ROW * expected))
 }
 
 #[test]
 #[ignore = "takes minutes: every instruction of whole rounds"]
 fn the_lua_stack_is_found_at_each_instruction_of_whole_rounds() -> Result<()> {
-    step_through_works((500, 1_000_000))
+    step_through_works((500, 1_000_000), |_| 0.0)
 }
