@@ -13,6 +13,7 @@ const ALLOWED: [(&str, &str); 3] = [
     ("probe-ebpf/src/count.rs", "the assembler language is BPF's own: it is that of no processor"),
     ("probe-ebpf/src/off_cpu.rs", "as in count.rs"),
     ("probe-ebpf/src/off_cpu_threads.rs", "as in count.rs"),
+    ("probe-ebpf/src/running_threads.rs", "as in count.rs"),
 ];
 
 /// Names of x86-64 registers, and of the library that decodes its instructions, as they appear in this code.

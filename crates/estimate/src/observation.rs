@@ -18,7 +18,7 @@ pub struct SourceId(pub u32);
 pub struct ActivityId(pub u32);
 
 /// The counters of the garbage collectors of all VMs together, read from outside while the target runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Reading {
     /// The time of the reading.
     pub at: Nanos,
@@ -34,6 +34,9 @@ pub struct Reading {
     /// The extrapolated part of `net`, in bytes. If a cycle ended between two readings and the second came late, the bytes
     /// swept meanwhile are not known.
     pub guessed: u64,
+    /// The variance of `net` in bytes squared, as far as it comes from samples of the counters: if cycles are too fast for
+    /// readings one by one, they come in bursts.
+    pub variance: f64,
     /// How often a counter that should only rise has fallen.
     pub fallen: u64,
 }
