@@ -15,6 +15,7 @@ pub use crate::arch::reg;
 use crate::fiber::FiberMarks;
 use crate::memory::Pod;
 use crate::request::RequestMarks;
+use crate::route::RouteMarks;
 use crate::trace::RunningTrace;
 
 /// The sample hit the kernel, on behalf of the thread: registers and stacks are those at the entry into the kernel.
@@ -127,6 +128,8 @@ pub struct SampleHeader {
     pub request: RequestMarks,
     /// Marks of the fiber that the thread was running.
     pub fiber: FiberMarks,
+    /// Marks of the route that the request takes.
+    pub route: RouteMarks,
 }
 
 // The standard library has no `Default` for arrays as long as the register array of some processors.
@@ -252,6 +255,7 @@ const _: () = {
                 + size_of::<RunningTrace>()
                 + size_of::<RequestMarks>()
                 + size_of::<FiberMarks>()
+                + size_of::<RouteMarks>()
     );
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

@@ -20,6 +20,7 @@ pub mod memo;
 pub mod memory;
 pub mod off_cpu;
 pub mod request;
+pub mod route;
 pub mod run_queue_clock;
 pub mod stack_end;
 pub mod string;

@@ -14,6 +14,7 @@ use core::mem::MaybeUninit;
 
 use crate::layout::VmLayout;
 use crate::memory::ReadMemory;
+use crate::route::RouteLayout;
 use crate::vm::VmConfig;
 
 /// Where a process keeps its requests, as the agent tells the BPF programs.
@@ -28,6 +29,8 @@ pub struct RequestLayout {
     pub phase: u32,
     /// Mask of the phase's bits in the four bytes at that offset.
     pub phase_mask: u32,
+    /// Where requests have their routes.
+    pub routes: RouteLayout,
 }
 
 /// The index is not known.
@@ -168,5 +171,5 @@ impl RequestMarks {
     }
 }
 
-const _: () = assert!(size_of::<RequestLayout>() == 4 * 4);
+const _: () = assert!(size_of::<RequestLayout>() == 4 * 4 + size_of::<RouteLayout>());
 const _: () = assert!(size_of::<RequestMarks>() == 4 * 8 + 2 * 4);

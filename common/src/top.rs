@@ -14,7 +14,7 @@
 //! [`lj_tab_len`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_tab.c#L655-L671
 //! [`FRAME_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L14-L27
 
-use crate::arch::return_address_below;
+use crate::arch::{LEFT_BASE_OFFSET, MOVES_BASE, STACK_AT_FRAME, return_address_below};
 use crate::event::{
     FrameRecord, NO_POSITION, RecordKind, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER, SAMPLE_BASE_UNCERTAIN,
     SAMPLE_ON_TRACE, SampledRegisters, reg,
@@ -143,12 +143,14 @@ pub fn find(
             return Ok(top);
         }
     }
-    if state.is_interpreting() && in_text {
+    if state.is_interpreting() && in_text && (!STACK_AT_FRAME || registers[reg::SP] == cframe) {
         let at = at_pc.wrapping_sub(vm.text_start) as u32;
         let base = if is_in(&vm.edges.base_in_state, at) {
             thread_base
         } else if is_in(&vm.edges.base_kept, at) {
             narrow(registers[reg::KEPT_BASE])
+        } else if MOVES_BASE && is_in(&vm.edges.frame_left, at) {
+            narrow(registers[reg::LEFT_BASE].wrapping_add(LEFT_BASE_OFFSET))
         } else {
             narrow(registers[reg::BASE])
         };
@@ -230,8 +232,14 @@ fn from_registers(
         return None;
     }
     // The link in the new frame's header is still an old one, so the new frame does not count.
-    if vm.edges.links.contains(&(at_pc.wrapping_sub(vm.text_start) as u32)) {
+    let at = at_pc.wrapping_sub(vm.text_start) as u32;
+    // Or results are copied over the header of the frame that is left.
+    if vm.edges.links.contains(&at) || MOVES_BASE && is_in(&vm.edges.frame_left, at) {
         return caller(memory, vm, coroutine, (base, pc), (record, memo));
+    }
+    if MOVES_BASE && is_in(&vm.edges.pc_elsewhere, at) {
+        frame_at(memory, layout, (base, 0), (record, memo))?;
+        return WalkStart::at(base, 0);
     }
     let (mut is_native, mut own_link) = (false, 0);
     if let Some((function, link)) = frame_at(memory, layout, (base, pc), (record, memo)) {

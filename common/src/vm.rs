@@ -71,6 +71,11 @@ pub struct VmEdges {
     pub base_in_state: [CodeRange; 64],
     /// The same, but [`reg::KEPT_BASE`](crate::arch::reg::KEPT_BASE) has the value of BASE.
     pub base_kept: [CodeRange; 40],
+    /// A frame is dropped, and BASE moves to the caller's: the frame's own BASE is
+    /// [`LEFT_BASE_OFFSET`](crate::arch::LEFT_BASE_OFFSET) above [`reg::LEFT_BASE`](crate::arch::reg::LEFT_BASE).
+    pub frame_left: [CodeRange; 4],
+    /// The frame at BASE is whole, but PC's register holds something else.
+    pub pc_elsewhere: [CodeRange; 8],
 }
 
 impl VmEdges {
@@ -87,6 +92,8 @@ impl VmEdges {
             links: [NOWHERE; 8],
             base_in_state: [none; 64],
             base_kept: [none; 40],
+            frame_left: [none; 4],
+            pc_elsewhere: [none; 8],
         }
     };
 }

@@ -1,9 +1,10 @@
-//! Which request or fiber a sample is for.
+//! Which request or fiber a sample is for, and which route the request takes.
 //!
-//! Both functions are global, like [`crate::memory::is_sampled_frame`], so that the verifier checks each of them once.
+//! All functions are global, like [`crate::memory::is_sampled_frame`], so that the verifier checks each of them once.
 //! While a sample is being built, nobody else uses the fields that they change.
 
 use lj_trace_common::event::{NO_VM, reg};
+use lj_trace_common::request::RequestState;
 
 use crate::maps::{CONFIG, SCRATCH, VMS};
 use crate::memory::UserMemory;
@@ -39,6 +40,24 @@ pub extern "C" fn note_request(area: u32) -> u32 {
     if config.fibers.current != 0 && header.pid == header.tid {
         let sp = header.registers[reg::SP];
         header.fiber.read(&UserMemory, &config.fibers, sp);
+    }
+    0
+}
+
+/// Reads the route of the request of the sample in this working area, after [`note_request`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn note_route(area: u32) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 0 };
+    // SAFETY: as in `see_thread`.
+    let header = unsafe { &mut (*scratch).header };
+    let Some(config) = CONFIG.get(header.process) else { return 0 };
+    if config.requests.routes.global == 0 || header.request.state != RequestState::Found as u32 {
+        return 0;
+    }
+    let Some(vm) = VMS.get(header.vm) else { return 0 };
+    if vm.global == config.requests.routes.global {
+        header.route.read(&UserMemory, &config.requests, &vm.layout, header.request.request);
     }
     0
 }

@@ -177,6 +177,7 @@ fn take(
         copy_lua_stack(borrow());
         traces::note(area);
         label::note_request(area);
+        label::note_route(area);
     }
     if !program.is_null() && config.kernel_frames != 0 && borrow().header.flags & SAMPLE_IN_KERNEL != 0 {
         copy_kernel_stack(borrow(), program);

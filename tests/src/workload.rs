@@ -35,6 +35,8 @@ pub const FORMATS: &str = "formats.lua";
 pub const SERVICE: &str = "service.lua";
 /// The name of the workload that allocates as fast as it can.
 pub const STORM: &str = "storm.lua";
+/// The name of the workload that calls and returns in all ways.
+pub const STEPPING: &str = "stepping.lua";
 /// The name of the workload that allocates at an even pace.
 pub const PACE: &str = "pace.lua";
 

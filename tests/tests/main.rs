@@ -72,6 +72,7 @@ mod request_allocations;
 mod request_labels;
 mod reuse;
 mod roomy;
+mod route_labels;
 mod sampling;
 mod selecting;
 mod short_lived;

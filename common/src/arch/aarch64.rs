@@ -75,7 +75,7 @@ impl Register {
 
 /// Registers by role, as indices into [`SampledRegisters`](crate::event::SampledRegisters).
 pub mod reg {
-    use super::Register::{Pc, Sp, X0, X1, X2, X3, X19, X21, X22, X29, X30};
+    use super::Register::{Pc, Sp, X0, X1, X2, X3, X17, X19, X21, X22, X29, X30};
 
     /// The program counter.
     pub const PC: usize = Pc as usize;
@@ -91,8 +91,10 @@ pub mod reg {
     pub const BYTECODE_PC: usize = X21 as usize;
     /// GL, the `global_State` itself.
     pub const GLOBAL_STATE: usize = X22 as usize;
-    /// BASE is in a callee-saved register, so it stays there.
-    pub const KEPT_BASE: usize = X19 as usize;
+    /// RB: calls keep the caller's BASE there while they move BASE. C functions preserve BASE itself.
+    pub const KEPT_BASE: usize = X17 as usize;
+    /// CARG3: `BC_RET` keeps BASE there, less the size of a frame's header, while it moves BASE.
+    pub const LEFT_BASE: usize = X2 as usize;
     /// CARG4: `cont_dispatch` copies BASE there before it restores the caller's BASE.
     pub const CONTINUED: usize = X3 as usize;
     /// The first four argument registers (AAPCS64, 6.8.2).
@@ -102,6 +104,16 @@ pub mod reg {
     /// `__builtin_eh_return_data_regno(0)`.
     pub const HANDLER_DATA: usize = X0 as usize;
 }
+
+/// True: calls and returns move BASE step by step.
+pub const MOVES_BASE: bool = true;
+
+/// True: the interpreter moves the stack pointer only where it makes and drops its C frame. There the registers are those
+/// of C code.
+pub const STACK_AT_FRAME: bool = true;
+
+/// Distance from [`reg::LEFT_BASE`] to BASE: a frame's header has two slots.
+pub const LEFT_BASE_OFFSET: u64 = 16;
 
 /// First address that no program has: user space has 48 bits, unless a program asks for more (52, where the kernel has them).
 pub const ADDRESS_END: u64 = 1 << 48;

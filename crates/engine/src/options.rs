@@ -212,6 +212,11 @@ impl Options {
         self.group_by.is_some() || !self.only_requests.is_empty()
     }
 
+    /// Whether stacks are grouped by this label, or only the stacks that have a value of it are kept.
+    pub fn asks_for(&self, key: RequestKey) -> bool {
+        self.group_by == Some(key) || self.only_requests.iter().any(|(own, _)| *own == key)
+    }
+
     /// Whether several processes are recorded, or may be. Each of them then gets streams of its own.
     pub fn is_of_several(&self) -> bool {
         self.scope != Scope::One

@@ -81,7 +81,7 @@ struct TracedThread {
 pub type StoppedThreads = Vec<(u32, SampledRegisters)>;
 
 /// The registers of a thread that this thread has stopped.
-fn registers(tid: libc::pid_t) -> Option<SampledRegisters> {
+pub fn registers(tid: libc::pid_t) -> Option<SampledRegisters> {
     // SAFETY: all of it are plain integers.
     let mut user: libc::user_regs_struct = unsafe { std::mem::zeroed() };
     let mut place = libc::iovec { iov_base: (&raw mut user).cast(), iov_len: size_of_val(&user) };

@@ -84,7 +84,7 @@ impl Vm {
         let text = (self.text.range.start, self.text.range.end);
         let mut config = VmConfig::new(self.global, self.main_thread, text, self.layout);
         let Edges { entering, returning, leaving, callback_left, continuing, callback_calls, .. } = &self.text.edges;
-        let Edges { links, base_in_state, base_kept, .. } = &self.text.edges;
+        let Edges { links, base_in_state, base_kept, frame_left, pc_elsewhere, .. } = &self.text.edges;
         config.edges = VmEdges {
             entering: self.places(entering),
             returning: self.places(returning),
@@ -95,6 +95,8 @@ impl Vm {
             links: self.offsets(links),
             base_in_state: self.places(base_in_state),
             base_kept: self.places(base_kept),
+            frame_left: self.places(frame_left),
+            pc_elsewhere: self.places(pc_elsewhere),
         };
         config
     }

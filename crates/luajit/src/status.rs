@@ -13,7 +13,7 @@ use lj_trace_process::Maps;
 
 use super::machine::Vm;
 use super::object::{field, read_string, type_of};
-use super::table::hash_entries;
+use super::table::entry;
 use super::traces::read_traces;
 use super::value::{self, Value};
 
@@ -165,26 +165,13 @@ pub fn trace_count<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm) -> usize {
 /// not opened the library `jit`, or a program has replaced the value.
 pub fn version<M: ReadMemory>(memory: &M, vm: &Vm) -> Option<String> {
     let registry = value::read(memory, &vm.layout, field(vm.global, vm.layout.g_registrytv)).ok()?;
-    let loaded = entry(memory, vm, registry, "_LOADED")?;
-    let library = entry(memory, vm, loaded, "jit")?;
-    match entry(memory, vm, library, "version")? {
+    let loaded = entry(memory, &vm.layout, registry, "_LOADED")?;
+    let library = entry(memory, &vm.layout, loaded, "jit")?;
+    match entry(memory, &vm.layout, library, "version")? {
         Value::Object { gct: gct::STR, address } => {
             let text = read_string(memory, &vm.layout, address, 64).ok()?;
             String::from_utf8(text).ok().filter(|text| !text.chars().any(char::is_control))
         }
         _ => None,
     }
-}
-
-/// The value with the string key `key` in a table.
-fn entry<M: ReadMemory>(memory: &M, vm: &Vm, table: Value, key: &str) -> Option<Value> {
-    let Value::Object { gct: gct::TAB, address } = table else { return None };
-    let entries = hash_entries(memory, &vm.layout, address).ok()?;
-    let is_it = |value: &Value| match *value {
-        Value::Object { gct: gct::STR, address } => {
-            read_string(memory, &vm.layout, address, key.len() + 1).is_ok_and(|text| text == key.as_bytes())
-        }
-        _ => false,
-    };
-    entries.into_iter().find(|(key, _)| is_it(key)).map(|(_, value)| value)
 }

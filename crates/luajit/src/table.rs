@@ -8,7 +8,7 @@
 use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
 
-use super::object::{ObjectError, expect_type, field, read_bytes};
+use super::object::{ObjectError, expect_type, field, read_bytes, read_string};
 use super::overlay::plain_at;
 use super::value::{self, Value};
 
@@ -60,4 +60,17 @@ pub fn metatable<M: ReadMemory>(memory: &M, layout: &VmLayout, address: u64) -> 
     // The field has the same offset in every object that has a metatable (`lj_obj.h`, LJ_STATIC_ASSERT).
     let metatable = memory.read_ref(layout.is_gc64(), field(address, layout.tab_metatable))?;
     Ok((metatable != 0).then_some(metatable))
+}
+
+/// The value with the string key `key` in a table.
+pub fn entry<M: ReadMemory>(memory: &M, layout: &VmLayout, table: Value, key: &str) -> Option<Value> {
+    let Value::Object { gct: gct::TAB, address } = table else { return None };
+    let entries = hash_entries(memory, layout, address).ok()?;
+    let is_it = |value: &Value| match *value {
+        Value::Object { gct: gct::STR, address } => {
+            read_string(memory, layout, address, key.len() + 1).is_ok_and(|text| text == key.as_bytes())
+        }
+        _ => false,
+    };
+    entries.into_iter().find(|(key, _)| is_it(key)).map(|(_, value)| value)
 }

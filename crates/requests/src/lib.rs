@@ -2,7 +2,7 @@
 //!
 //! [`Requests::find`] searches a process once, [`Requests::layout`] tells the kernel half where to look in each sample, and
 //! [`Requests::resolve`] turns what the kernel half has seen into labels. [`Fibers`] does the same for Tarantool's fibers.
-//! Every label is proven: see `docs/requests.md`.
+//! [`Routes`] adds the route that Kong or APISIX has chosen for a request. Every label is proven: see `docs/requests.md`.
 
 pub mod arch;
 mod fibers;
@@ -10,6 +10,7 @@ mod names;
 mod nginx;
 mod outcome;
 mod phase;
+mod routes;
 #[cfg(test)]
 mod test_memory;
 
@@ -26,6 +27,7 @@ pub use names::OTHER;
 use nginx::{Configurations, RequestPlace};
 pub use outcome::{RequestOutcome, Unlabelled};
 pub use phase::RequestPhase;
+pub use routes::{RouteOutcome, Routes, RoutingProgram, Unrouted};
 
 /// What is known about the request of a sample.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -37,6 +39,8 @@ pub struct ServedRequest {
     pub location: Option<Arc<str>>,
     /// The first name of the server in nginx's configuration, if it has one.
     pub server: Option<Arc<str>>,
+    /// The route that Kong or APISIX has chosen for it.
+    pub route: RouteOutcome,
     /// The fiber of Tarantool that ran.
     pub fiber: Option<RunningFiber>,
 }
@@ -94,8 +98,8 @@ impl Requests {
         let (layout, no_phases) = match accessor {
             None => (unknown, Some("the program exports no function that tells phases")),
             Some(None) => (unknown, Some("the code of the function that tells phases is not understood")),
-            Some(Some(Accessor { index, phase, mask })) if index < MAX_MODULES => {
-                (RequestLayout { lua_index: index, phase, phase_mask: mask, ..unknown }, None)
+            Some(Some(Accessor { index, offset, mask })) if index < MAX_MODULES => {
+                (RequestLayout { lua_index: index, phase: offset, phase_mask: mask, ..unknown }, None)
             }
             Some(Some(_)) => (unknown, Some("the function that tells phases names no module")),
         };
@@ -155,6 +159,6 @@ impl Requests {
         };
         let location = place.location.map(|name| self.locations.bounded(&name));
         let server = place.server.map(|name| self.servers.bounded(&name));
-        RequestOutcome::Found(ServedRequest { phase, location, server, fiber: None })
+        RequestOutcome::Found(ServedRequest { phase, location, server, ..ServedRequest::default() })
     }
 }

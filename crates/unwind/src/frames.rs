@@ -101,6 +101,8 @@ impl Wire for Found {
     }
 }
 
+// They name registers.
+#[cfg(target_arch = "x86_64")]
 #[cfg(test)]
 mod tests {
     use lj_trace_process::sandbox::wire::parse;

@@ -501,6 +501,8 @@ impl Hasher for AddressHasher {
     }
 }
 
+// They name registers.
+#[cfg(target_arch = "x86_64")]
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;

@@ -193,6 +193,8 @@ impl Wire for UnwindRow {
     }
 }
 
+// They name registers.
+#[cfg(target_arch = "x86_64")]
 #[cfg(test)]
 mod tests {
     use super::*;

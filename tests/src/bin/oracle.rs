@@ -232,6 +232,7 @@ struct Totals {
     others_wrong: u64,
     others_marked: u64,
     by_kind: BTreeMap<Wrong, u64>,
+    marks: BTreeMap<String, u64>,
     without_line: u64,
     overrun: f64,
 }
@@ -255,6 +256,9 @@ impl Totals {
                     }
                 }
             }
+        }
+        for (mark, count) in &figures.marks {
+            *self.marks.entry(mark.clone()).or_default() += count;
         }
         self.without_line += figures.without_line;
         self.overrun = self.overrun.max(figures.overrun);
@@ -291,5 +295,11 @@ fn table(totals: &BTreeMap<(&str, bool), Totals>) {
             totals.without_line,
             totals.overrun,
         );
+    }
+    for ((program, jit), totals) in totals {
+        for (mark, count) in &totals.marks {
+            let share = 100.0 * *count as f64 / (totals.own + totals.others).max(1) as f64;
+            println!("{program}, JIT {}: {count} ({share:.3}%) have {mark}", if *jit { "on" } else { "off" });
+        }
     }
 }

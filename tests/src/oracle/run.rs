@@ -1,6 +1,6 @@
 //! Records a program, and judges its samples.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
@@ -34,6 +34,8 @@ pub struct Figures {
     pub others: BTreeMap<Verdict, u64>,
     /// Samples that are right, by the line where their innermost function begins.
     pub innermost: BTreeMap<u32, u64>,
+    /// Samples with a mark, by what it says; a sample may have several.
+    pub marks: BTreeMap<String, u64>,
     /// Samples with frames whose line is not known.
     pub without_line: u64,
     /// By how many seconds the recording took longer than it was to.
@@ -132,6 +134,12 @@ fn judge(program: &Program, sampled: &[profile::Sampled]) -> Figures {
         // Of a stack that was walked while it changed, which says so, nothing is claimed.
         let is_torn = sampled.frames.iter().any(|frame| frame.name.contains("Lua stack torn"));
         let verdict = if is_torn { Verdict::Marked } else { judge.judge(stack) };
+        let marks = sampled.frames.iter().map(|frame| frame.name.as_str());
+        let marks: BTreeSet<&str> =
+            marks.filter(|name| name.starts_with("[unknown") || name.contains("torn")).collect();
+        for mark in marks {
+            *figures.marks.entry(mark.to_owned()).or_default() += sampled.samples;
+        }
         let counts = if Judge::own(stack).is_some() { &mut figures.own } else { &mut figures.others };
         *counts.entry(verdict).or_default() += sampled.samples;
         let mut functions = stack.iter().filter_map(|token| match token {

@@ -17,7 +17,7 @@ use crate::toolchain::Target;
 pub const USER_EMULATOR: &str = "qemu-aarch64-static";
 
 /// The files of tests to run.
-const FILES: [&str; 5] = ["dump", "heap", "heap_pause", "layouts", "list"];
+const FILES: [&str; 6] = ["dump", "heap", "heap_pause", "interpreter", "layouts", "list"];
 
 /// The filter that selects the tests which record.
 pub const RECORD: &str = "record";

@@ -23,8 +23,8 @@ use crate::toolchain::Target;
 use crate::{apt, paths};
 use root::Root;
 
-/// Programs of the tests that are not available, because there is no arm64 package.
-const WITHOUT: &str = "tarantool,dnsdist,knot-resolver,wrk,sysbench,lupa,go,chromium,otelcol,pyroscope,parca,npm-packages,duckdb,\
+/// Programs of the tests that are not available, because there is no arm64 package, or none with LuaJIT (neovim).
+const WITHOUT: &str = "tarantool,neovim,dnsdist,knot-resolver,wrk,sysbench,lupa,go,chromium,otelcol,pyroscope,parca,npm-packages,duckdb,\
                        luajit-2.0,luajit-no-jit,luajit-no-ffi,perf,gdb,tmux";
 
 /// Runs the tests whose names contain `filter`, and prints a verdict on each.

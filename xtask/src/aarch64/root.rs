@@ -22,11 +22,10 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// The packages in the root, besides their dependencies: programs with LuaJIT, and what the tests' script and programs
 /// run.
-const PACKAGES: [&str; 20] = [
+const PACKAGES: [&str; 19] = [
     "luajit",
     "nginx",
     "libnginx-mod-http-lua",
-    "neovim",
     "busybox-static",
     "bash",
     "dash",
@@ -49,7 +48,7 @@ const PACKAGES: [&str; 20] = [
 const APART: [(&str, &[&str]); 1] = [("luajit2", &["luajit2", "libluajit2-5.1-2"])];
 
 /// The packages of the root that the tests expect in a folder of their own.
-const IN_ROOT: [&str; 4] = ["nginx", "libnginx-mod-http-lua", "libnginx-mod-http-ndk", "neovim"];
+const IN_ROOT: [&str; 3] = ["nginx", "libnginx-mod-http-lua", "libnginx-mod-http-ndk"];
 
 /// The folder with programs for the tests, relative to the folder of this module.
 const PROGRAMS: &str = "root/lj-trace/programs";

@@ -83,7 +83,7 @@ impl AllocationRequestSummary {
             Column::right("times", 10),
             Column::left("phases", 30),
         ];
-        let mut table = Table::new(columns).gap(2).end("location of the request", Fit::Label(LEAST_NAME), room);
+        let mut table = Table::new(columns).gap(2).end(subjects.kind.heading(), Fit::Label(LEAST_NAME), room);
         for RequestSubject { name, amount, times, phases } in subjects.rows {
             table.row([bytes(amount), share(amount), times.to_string(), phases], name);
         }

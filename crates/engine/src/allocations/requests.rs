@@ -19,7 +19,7 @@ use lj_trace_unwind::symbols::Symbolizer;
 
 use super::request_summary::{AllocationRequestSummary, RequestSums};
 use crate::options::Options;
-use crate::resolve::{RequestTally, SampleRequest, labels};
+use crate::resolve::{RequestTally, SampleRequest, code_around, labels};
 
 /// What a VM allocates for, as of its last record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub struct AllocationRequests {
     is_off: bool,
     group_by: Option<RequestKey>,
     only: Vec<(RequestKey, String)>,
+    /// Why labels that were asked for are not there: fibers, and routes.
+    absent: [Option<&'static str>; 2],
     known: Vec<KnownRequest>,
     indices: HashMap<RequestOutcome, usize>,
     /// The number of events that `only` has left out.
@@ -69,6 +71,10 @@ impl AllocationRequests {
             is_off: options.testing.no_requests || options.overhead.is_some() || !options.wants_requests(),
             group_by: options.group_by,
             only: options.only_requests.clone(),
+            absent: [
+                options.asks_for(RequestKey::Fiber).then_some("memory profiles do not know of fibers"),
+                options.asks_for(RequestKey::Route).then_some("memory profiles do not know of routes"),
+            ],
             known: Vec::new(),
             indices: HashMap::new(),
             left_out: 0,
@@ -152,6 +158,8 @@ impl AllocationRequests {
         }
         let mut sample = SampleRequest {
             is_unknown: matches!(outcome, RequestOutcome::Not(_)),
+            // The events of a request do not tell when it gets its route.
+            is_route_unknown: matches!(outcome, RequestOutcome::Found(_)),
             labels: match &outcome {
                 RequestOutcome::Found(served) => labels(served.clone()),
                 _ => None,
@@ -170,18 +178,14 @@ impl AllocationRequests {
         index
     }
 
-    fn asks_for_fibers(&self) -> bool {
-        let mut asked = self.group_by.iter().chain(self.only.iter().map(|(key, _)| key));
-        asked.any(|key| *key == RequestKey::Fiber)
-    }
-
     /// What became of all events.
     pub fn summary(&self) -> AllocationRequestSummary {
         let mut tally = RequestTally {
             is_wanted: self.requests.is_wanted(),
             others: self.requests.others(),
             no_phases: self.requests.no_phases(),
-            no_fibers: self.asks_for_fibers().then_some("memory profiles do not know of fibers"),
+            no_fibers: self.absent[0],
+            no_routes: self.absent[1],
             ..RequestTally::default()
         };
         let mut of_labels = Vec::new();
@@ -206,12 +210,4 @@ fn runs_lua(event: &AllocationEvent) -> bool {
         Some(AllocationSource::C) => event.caller != 0,
         Some(AllocationSource::Internal) | None => false,
     }
-}
-
-/// The code of the file in which there is code at `address`.
-fn code_around(process: &Process, address: u64) -> Vec<Range<u64>> {
-    let Ok(maps) = process.maps() else { return Vec::new() };
-    let Some(file) = maps.find(address).map(|mapping| (mapping.device, mapping.inode)) else { return Vec::new() };
-    let code = maps.iter().filter(|mapping| mapping.exec && (mapping.device, mapping.inode) == file);
-    code.map(|mapping| mapping.start..mapping.end).collect()
 }

@@ -45,6 +45,8 @@ pub struct Summary {
     pub requests: RequestTally,
     /// Whether the user has asked for requests.
     pub wants_requests: bool,
+    /// Whether the user has asked for routes.
+    pub wants_routes: bool,
     /// The table of traces, if the user wants it.
     pub traces: Option<String>,
     /// The sums of time off the CPU, if it was recorded.
@@ -139,6 +141,8 @@ impl Summary {
         }
         if let Some(why) = self.requests.why_none("sample").filter(|_| self.wants_requests && *samples > 0) {
             writeln!(out, "  no requests        no sample is known to serve one: {why}")?;
+        } else if let Some(why) = self.requests.why_no_routes("sample").filter(|_| self.wants_routes && *samples > 0) {
+            writeln!(out, "  no routes          no sample is known to take one: {why}")?;
         }
         if let Some(why) = &self.why_threads {
             writeln!(
@@ -224,6 +228,7 @@ mod tests {
             why_threads: None,
             requests: RequestTally::default(),
             wants_requests: false,
+            wants_routes: false,
             traces: None,
             off_cpu: None,
             facts: None,

@@ -998,6 +998,7 @@ impl Recording {
                 off_cpu: off_cpu.map(|off_cpu| off_cpu.summary(&programs, told)),
                 requests,
                 wants_requests: options.wants_requests(),
+                wants_routes: options.asks_for(RequestKey::Route),
                 traces,
                 facts: outputs.facts(),
             };

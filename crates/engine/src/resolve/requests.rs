@@ -1,4 +1,4 @@
-//! Which request or fiber a sample belongs to: its labels, and how many were found.
+//! Which request, route or fiber a sample belongs to: its labels, and how many were found.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,12 +14,14 @@ use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_profile::Frame;
 use lj_trace_profile::model::{RequestKey, RequestLabels};
 use lj_trace_requests::{
-    Circumstances, FiberCircumstances, Fibers, RequestOutcome, Requests, RunningFiber, ServedRequest,
+    Circumstances, FiberCircumstances, Fibers, RequestOutcome, Requests, RouteOutcome, RunningFiber, ServedRequest,
+    Unrouted,
 };
 use lj_trace_text::counted;
 use lj_trace_unwind::{NativeFrame, NativeStack};
 
 use super::naming::Namer;
+use super::routes::ProcessRoutes;
 
 /// What is known about the request of a sample.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +32,8 @@ pub struct SampleRequest {
     pub fiber_id: Option<u64>,
     /// Whether there may be a request that is not known.
     pub is_unknown: bool,
+    /// Whether the request may have a route that is not known.
+    pub is_route_unknown: bool,
     /// The frame to group the sample by, if samples are grouped.
     pub group: Option<Frame>,
 }
@@ -39,6 +43,7 @@ impl SampleRequest {
     pub fn group_by(&mut self, key: RequestKey) {
         let name = match self.labels.as_ref().map(|labels| labels.get(key)) {
             Some(Some(value)) => Arc::clone(value),
+            Some(None) if key == RequestKey::Route && self.is_route_unknown => "[route not known]".into(),
             Some(None) => format!("[no {key}]").into(),
             None => {
                 let what = if key == RequestKey::Fiber { "fiber" } else { "request" };
@@ -76,6 +81,14 @@ pub struct RequestTally {
     pub no_phases: Option<&'static str>,
     /// Why fibers are not known, if the program has any; [`None`] if they are.
     pub no_fibers: Option<&'static str>,
+    /// Samples with a route.
+    pub routed: u64,
+    /// Samples of requests that have no route.
+    pub unrouted: u64,
+    /// Samples of requests whose route is not known, by reason.
+    pub unknown_routes: BTreeMap<String, u64>,
+    /// Why routes are not known; [`None`] if they are.
+    pub no_routes: Option<&'static str>,
 }
 
 impl RequestTally {
@@ -86,9 +99,14 @@ impl RequestTally {
         self.found += other.found;
         self.without += other.without;
         self.others += other.others;
-        for (reason, count) in other.unknown {
-            *self.unknown.entry(reason).or_default() += count;
+        self.routed += other.routed;
+        self.unrouted += other.unrouted;
+        for (own, others) in [(&mut self.unknown, other.unknown), (&mut self.unknown_routes, other.unknown_routes)] {
+            for (reason, count) in others {
+                *own.entry(reason).or_default() += count;
+            }
         }
+        self.no_routes = self.no_routes.or(other.no_routes);
         self.no_phases = self.no_phases.or(other.no_phases);
         self.no_fibers = self.no_fibers.or(other.no_fibers);
     }
@@ -118,8 +136,27 @@ impl RequestTally {
         for (reason, count) in &self.unknown {
             writeln!(out, "  {:<18} {}: {reason}", format!("{what} not known"), share(*count))?;
         }
+        if self.routed + self.unrouted > 0 || !self.unknown_routes.is_empty() {
+            writeln!(out, "  {:<18} {}", "route known", share(self.routed))?;
+            writeln!(out, "  {:<18} {}", "of no route", share(self.unrouted))?;
+        }
+        for (reason, count) in &self.unknown_routes {
+            writeln!(out, "  {:<18} {}: {reason}", "route not known", share(*count))?;
+        }
         self.no_fibers.map_or(Ok(()), |why| writeln!(out, "  no fibers          {why}"))?;
+        self.no_routes.map_or(Ok(()), |why| writeln!(out, "  no routes          {why}"))?;
         self.no_phases.map_or(Ok(()), |why| writeln!(out, "  no phases          {why}"))
+    }
+
+    /// Why none of the counted things has a route, each called `sample` in the text; [`None`] if some have.
+    pub fn why_no_routes(&self, sample: &str) -> Option<String> {
+        if self.routed > 0 {
+            return None;
+        }
+        Some(match self.unknown_routes.iter().max_by_key(|(_, count)| **count) {
+            Some((reason, count)) => format!("{reason} ({})", counted(*count, sample)),
+            None => self.no_routes.map_or_else(|| format!("no {sample} hit a request that has one"), str::to_owned),
+        })
     }
 
     /// Why none of the counted things has labels, each called `sample` in the text; [`None`] if some have.
@@ -155,6 +192,7 @@ pub struct RequestLabeller {
     process: Process,
     memory: ProcessMemory,
     requests: Requests,
+    routes: ProcessRoutes,
     fibers: Fibers,
     /// The code of the functions that change a fiber's name.
     naming: Vec<Range<u64>>,
@@ -186,6 +224,7 @@ impl RequestLabeller {
             process: process.clone(),
             memory: process.memory(),
             requests: Requests::default(),
+            routes: ProcessRoutes::default(),
             fibers: Fibers::default(),
             naming: Vec::new(),
             tally: RequestTally::default(),
@@ -196,7 +235,11 @@ impl RequestLabeller {
 
     /// One more VM: it may be the first that has requests.
     pub fn see_vm(&mut self, vm: &Vm, namer: &mut Namer) {
-        if self.is_off || self.requests.is_wanted() || self.fibers.are_there() {
+        if self.is_off || self.fibers.are_there() {
+            return;
+        }
+        if self.requests.is_wanted() {
+            self.see_routes(vm, namer);
             return;
         }
         if vm.fork().contains("Tarantool") {
@@ -210,13 +253,29 @@ impl RequestLabeller {
         self.requests = Requests::find(&self.memory, &[vm.config()], |name| namer.function(name));
         if self.requests.is_wanted() {
             self.news = Some(LabelLayout::Requests(self.requests.layout()));
+            self.see_routes(vm, namer);
         }
+    }
+
+    /// One more VM whose requests may have routes.
+    fn see_routes(&mut self, vm: &Vm, namer: &mut Namer) {
+        self.routes.see_vm(&self.process, vm, &self.requests.layout(), |name| namer.function(name));
+        self.tell_routes();
+    }
+
+    /// Has the kernel half told where routes are, or that this is not known.
+    fn tell_routes(&mut self) {
+        let routes = self.routes.layout().unwrap_or_default();
+        self.news = Some(LabelLayout::Requests(RequestLayout { routes, ..self.requests.layout() }));
     }
 
     /// Tries again to find what was not found before, because the program may not have been ready.
     pub fn look_again(&mut self) {
         if self.fibers.look(&self.memory, || self.process.main_thread_pointer()) {
             self.news = self.fibers.layout().map(LabelLayout::Fibers);
+        }
+        if self.routes.look_again(&self.process, &self.memory) {
+            self.tell_routes();
         }
     }
 
@@ -231,7 +290,8 @@ impl RequestLabeller {
         RequestTally {
             is_wanted: requests.is_wanted() || fibers.are_there(),
             are_fibers: fibers.are_there(),
-            others: requests.others() + fibers.others(),
+            others: requests.others() + fibers.others() + self.routes.others(),
+            no_routes: self.routes.why_not(),
             no_phases: requests.no_phases(),
             no_fibers: fibers.why_not(),
             ..self.tally.clone()
@@ -251,7 +311,12 @@ impl RequestLabeller {
             self.fibers.resolve(&sample.header.fiber, circumstances)
         } else if let Some(vm) = vm {
             let on_main_thread = sample.header.thread == vm.main_thread;
-            self.requests.resolve(&self.memory, &sample.header.request, Circumstances { on_main_thread, runs_lua })
+            let circumstances = Circumstances { on_main_thread, runs_lua };
+            let mut outcome = self.requests.resolve(&self.memory, &sample.header.request, circumstances);
+            if let RequestOutcome::Found(served) = &mut outcome {
+                served.route = self.routes.of_sample(&self.memory, vm, sample, native);
+            }
+            outcome
         } else {
             RequestOutcome::NotLooked
         };
@@ -270,7 +335,13 @@ impl RequestLabeller {
             marks.follow(&self.memory, &self.requests.layout());
         }
         let circumstances = Circumstances { on_main_thread: thread == vm.main_thread, runs_lua };
-        let outcome = self.requests.resolve(&self.memory, &marks, circumstances);
+        let mut outcome = self.requests.resolve(&self.memory, &marks, circumstances);
+        // Other code of the request may run meanwhile, and change its tables.
+        if let RequestOutcome::Found(served) = &mut outcome
+            && self.routes.layout().is_some()
+        {
+            served.route = RouteOutcome::Not(Unrouted::NotRead);
+        }
         self.count(outcome, 1)
     }
 
@@ -302,21 +373,40 @@ impl RequestLabeller {
             }
             RequestOutcome::Found(request) => {
                 self.tally.found += weight;
+                let is_route_unknown = self.count_route(&request.route, weight);
                 let fiber_id = request.fiber.as_ref().map(|fiber| fiber.id);
-                SampleRequest { labels: labels(request), fiber_id, ..SampleRequest::default() }
+                SampleRequest { labels: labels(request), fiber_id, is_route_unknown, ..SampleRequest::default() }
             }
         }
+    }
+
+    /// Counts the route of a request. True if it is not known.
+    fn count_route(&mut self, route: &RouteOutcome, weight: u64) -> bool {
+        match route {
+            RouteOutcome::NotLooked => return true,
+            RouteOutcome::NoRoute => self.tally.unrouted += weight,
+            RouteOutcome::Found(_) => self.tally.routed += weight,
+            RouteOutcome::Not(reason) => {
+                *self.tally.unknown_routes.entry(reason.to_string()).or_default() += weight;
+                return true;
+            }
+        }
+        false
     }
 }
 
 /// The labels of a request.
 pub(crate) fn labels(request: ServedRequest) -> Option<RequestLabels> {
-    let ServedRequest { phase, location, server, fiber } = request;
+    let ServedRequest { phase, location, server, route, fiber } = request;
     let phase = phase.map(|phase| (RequestKey::Phase, phase.name().into()));
     let location = location.map(|name| (RequestKey::Location, name));
     let server = server.map(|name| (RequestKey::Server, name));
+    let route = match route {
+        RouteOutcome::Found(name) => Some((RequestKey::Route, name)),
+        RouteOutcome::NotLooked | RouteOutcome::NoRoute | RouteOutcome::Not(_) => None,
+    };
     let fiber = fiber.map(|RunningFiber { name, .. }| (RequestKey::Fiber, name));
-    RequestLabels::new([location, phase, server, fiber].into_iter().flatten())
+    RequestLabels::new([location, route, phase, server, fiber].into_iter().flatten())
 }
 
 #[cfg(test)]

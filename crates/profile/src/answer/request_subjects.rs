@@ -1,4 +1,4 @@
-//! Sums by what requests are called: the locations, or the fibers, that have the most of something.
+//! Sums by what requests are called: the locations, the routes or the fibers that have the most of something.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,24 +7,68 @@ use lj_trace_text::untrusted::Untrusted;
 
 use crate::model::{RequestKey, RequestLabels};
 
-/// How many locations or fibers are listed.
+/// How many of them are listed.
 pub(crate) const TOP: usize = 10;
 
 /// How many phases of each are listed.
 const PHASES: usize = 3;
 
-/// The locations or fibers that have the most.
+/// What requests are called by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SubjectKind {
+    /// Their location in nginx's configuration.
+    Location,
+    /// The route that Kong or APISIX has chosen.
+    Route,
+    /// The fiber that runs, which has no phases.
+    Fiber,
+}
+
+impl SubjectKind {
+    /// The heading of a column of them.
+    pub const fn heading(self) -> &'static str {
+        match self {
+            Self::Location => "location of the request",
+            Self::Route => "route of the request",
+            Self::Fiber => "fiber",
+        }
+    }
+
+    const fn key(self) -> RequestKey {
+        match self {
+            Self::Location => RequestKey::Location,
+            Self::Route => RequestKey::Route,
+            Self::Fiber => RequestKey::Fiber,
+        }
+    }
+
+    /// The kind that these labels ask for: routes as soon as there is one, fibers only if there is nothing else.
+    fn of<'a>(all: impl Iterator<Item = &'a RequestLabels>) -> Option<Self> {
+        let mut kind = None;
+        for labels in all {
+            let own = match labels.subject() {
+                Some((RequestKey::Route, _)) => return Some(Self::Route),
+                Some((RequestKey::Fiber, _)) => Self::Fiber,
+                _ => Self::Location,
+            };
+            kind = if kind == Some(Self::Location) { kind } else { Some(own) };
+        }
+        kind
+    }
+}
+
+/// The locations, routes or fibers that have the most.
 #[derive(Debug)]
 pub struct RequestSubjects {
-    /// Whether these are fibers, which have no phases.
-    pub are_fibers: bool,
+    /// Which of them they are.
+    pub kind: SubjectKind,
     /// Those with the most first.
     pub rows: Vec<RequestSubject>,
     /// What the others have together, and what to call them.
     pub rest: Option<(u64, String)>,
 }
 
-/// A location or a fiber.
+/// A location, a route or a fiber.
 #[derive(Debug)]
 pub struct RequestSubject {
     /// Its name, for a terminal.
@@ -37,7 +81,7 @@ pub struct RequestSubject {
     pub phases: String,
 }
 
-/// What is known of one location or fiber.
+/// What is known of one of them.
 #[derive(Default)]
 struct Sums<'a> {
     amount: u64,
@@ -49,19 +93,20 @@ impl RequestSubjects {
     /// Adds up the amounts and times of requests with these labels; `share` writes the amount of a phase. [`None`] if no request and no
     /// fiber is known.
     pub fn of<'a>(
-        requests: impl Iterator<Item = (Option<&'a RequestLabels>, u64, u64)>,
+        requests: impl Iterator<Item = (Option<&'a RequestLabels>, u64, u64)> + Clone,
         share: impl Fn(u64) -> String,
     ) -> Option<Self> {
-        let (mut are_fibers, mut is_any) = (true, false);
+        let kind = SubjectKind::of(requests.clone().filter_map(|(labels, ..)| labels))?;
         let mut subjects: BTreeMap<Option<(&str, Option<&str>)>, Sums<'_>> = BTreeMap::new();
         for (labels, amount, times) in requests {
             let text = |key| labels.and_then(|labels| labels.get(key)).map(|value| &**value);
-            let name = || labels.and_then(RequestLabels::subject).map_or("[no location]", |(_, name)| name);
-            if labels.is_some() {
-                is_any = true;
-                are_fibers &= text(RequestKey::Fiber).is_some();
-            }
-            let sums = subjects.entry(labels.map(|_| (name(), text(RequestKey::Server)))).or_default();
+            let name = match (text(kind.key()), kind) {
+                (None, SubjectKind::Location) if labels.is_some() => Some("[no location]"),
+                (name, _) => name,
+            };
+            // Routes are the same for all servers.
+            let server = text(RequestKey::Server).filter(|_| kind == SubjectKind::Location);
+            let sums = subjects.entry(name.map(|name| (name, server))).or_default();
             sums.amount = sums.amount.saturating_add(amount);
             sums.times = sums.times.saturating_add(times);
             if let Some(phase) = text(RequestKey::Phase) {
@@ -69,13 +114,13 @@ impl RequestSubjects {
                 *of_phase = of_phase.saturating_add(amount);
             }
         }
-        if !is_any {
-            return None;
-        }
         let are_many = subjects.keys().flatten().map(|(_, server)| server).collect::<BTreeSet<_>>().len() > 1;
         let name = |key: &Option<(&str, Option<&str>)>| match key {
-            None if are_fibers => "no fiber that is known".to_owned(),
-            None => "no request that is known".to_owned(),
+            None => match kind {
+                SubjectKind::Location => "no request that is known".to_owned(),
+                SubjectKind::Route => "no route that is known".to_owned(),
+                SubjectKind::Fiber => "no fiber that is known".to_owned(),
+            },
             Some((name, Some(server))) if are_many => format!("{} of {}", Untrusted(name), Untrusted(server)),
             Some((name, _)) => Untrusted(name).to_string(),
         };
@@ -91,9 +136,13 @@ impl RequestSubjects {
             phases: phases(sums),
         };
         let rest = all.iter().skip(TOP).map(|(_, sums)| sums.amount).fold(0, u64::saturating_add);
-        let more = if are_fibers { "more fiber" } else { "more location" };
+        let more = match kind {
+            SubjectKind::Location => "more location",
+            SubjectKind::Route => "more route",
+            SubjectKind::Fiber => "more fiber",
+        };
         let rest = (rest > 0).then(|| (rest, counted((all.len() - TOP) as u64, more)));
-        Some(Self { are_fibers, rows: all.iter().take(TOP).map(row).collect(), rest })
+        Some(Self { kind, rows: all.iter().take(TOP).map(row).collect(), rest })
     }
 }
 

@@ -1,4 +1,4 @@
-//! What requests cost, by location, or what fibers cost: a table for a terminal.
+//! What requests cost, by location or route, or what fibers cost: a table for a terminal.
 
 use std::fmt::Write as _;
 
@@ -6,27 +6,27 @@ use lj_trace_text::Room;
 use lj_trace_text::table::{Column, Fit, Table};
 
 use super::CpuFacts;
-use super::request_subjects::RequestSubjects;
+use super::request_subjects::{RequestSubjects, SubjectKind};
 
 /// A name is never cut to less than this.
 const LEAST_NAME: usize = 20;
 
-/// Writes the locations or fibers that cost the most, with their phases if they have any; writes nothing if no request and
+/// Writes the locations, routes or fibers that cost the most, with their phases if they have any; writes nothing if no request and
 /// no fiber is known.
 pub fn write(facts: &CpuFacts, room: Room, out: &mut String) -> std::fmt::Result {
     let share = |count: u64| format!("{:.1}%", count as f64 * 100.0 / facts.samples.max(1) as f64);
     let requests = facts.requests.iter().map(|(labels, count)| (labels.as_ref(), *count, *count));
-    let Some(RequestSubjects { are_fibers, rows, rest }) = RequestSubjects::of(requests, share) else { return Ok(()) };
+    let Some(RequestSubjects { kind, rows, rest }) = RequestSubjects::of(requests, share) else { return Ok(()) };
     let rows = rows.into_iter().map(|row| (share(row.amount), row.phases, row.name));
     let rows = rows.chain(rest.map(|(amount, name)| (share(amount), String::new(), name)));
     let (column, end) = (Column::right("share", 6), Fit::Label(LEAST_NAME));
-    if are_fibers {
-        let mut table = Table::new([column]).gap(2).end("fiber", end, room);
+    if kind == SubjectKind::Fiber {
+        let mut table = Table::new([column]).gap(2).end(kind.heading(), end, room);
         rows.for_each(|(share, _, name)| table.row([share], name));
         return writeln!(out, "{table}");
     }
     let columns = [column, Column::left("phases", 30)];
-    let mut table = Table::new(columns).gap(2).end("location of the request", end, room);
+    let mut table = Table::new(columns).gap(2).end(kind.heading(), end, room);
     rows.for_each(|(share, phases, name)| table.row([share, phases], name));
     writeln!(out, "{table}")
 }

@@ -9,6 +9,8 @@ use std::sync::Arc;
 pub enum RequestKey {
     /// The location of nginx's configuration, as it is written there
     Location,
+    /// The route of Kong or APISIX, by its name or its id
+    Route,
     /// The phase of nginx: content, access, log and so on
     Phase,
     /// The server of nginx's configuration, by the first of its names
@@ -19,12 +21,13 @@ pub enum RequestKey {
 
 impl RequestKey {
     /// All kinds, in the order in which labels have them.
-    pub const ALL: [Self; 4] = [Self::Location, Self::Phase, Self::Server, Self::Fiber];
+    pub const ALL: [Self; 5] = [Self::Location, Self::Route, Self::Phase, Self::Server, Self::Fiber];
 
     /// Its name, the same in all formats.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Location => "location",
+            Self::Route => "route",
             Self::Phase => "phase",
             Self::Server => "server",
             Self::Fiber => "fiber",
@@ -61,9 +64,11 @@ impl RequestLabels {
         self.0.iter().find(|(own, _)| *own == key).map(|(_, value)| value)
     }
 
-    /// What cost is asked of first: the location, or the fiber.
+    /// What cost is asked of first: the route, the location, or the fiber.
     pub fn subject(&self) -> Option<(RequestKey, &str)> {
-        [RequestKey::Location, RequestKey::Fiber].into_iter().find_map(|key| Some((key, &**self.get(key)?)))
+        [RequestKey::Route, RequestKey::Location, RequestKey::Fiber]
+            .into_iter()
+            .find_map(|key| Some((key, &**self.get(key)?)))
     }
 
     /// All labels, with the names of their kinds.

@@ -5,6 +5,7 @@
 //! | item | what it is |
 //! |---|---|
 //! | `read_accessor` | what lua-nginx-module's function for the phase reads |
+//! | `read_reference` | what its function for `ngx.ctx` reads |
 //! | `read_fiber_self` | what Tarantool's function for the current fiber reads |
 
 use lj_trace_common::memory::ReadMemory;
@@ -12,27 +13,27 @@ use lj_trace_common::memory::ReadMemory;
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 #[cfg(target_arch = "aarch64")]
-use aarch64::{read_accessor, read_fiber_self};
+use aarch64::{read_accessor, read_fiber_self, read_reference};
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
-use x86_64::{read_accessor, read_fiber_self};
+use x86_64::{read_accessor, read_fiber_self, read_reference};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!(
     "lj-trace-requests does not support this processor yet. crates/requests/src/arch has to supply for it: read_accessor, \
-     read_fiber_self. See docs/architectures.md"
+     read_fiber_self, read_reference. See docs/architectures.md"
 );
 
-/// Where lua-nginx-module keeps the phase of a request.
+/// A field that lua-nginx-module has for each request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accessor {
     /// The index of the module's context among the contexts of a request.
     pub index: u32,
-    /// The offset of the phase in that context, in bytes.
-    pub phase: u32,
-    /// The mask of the phase in the four bytes at that offset.
+    /// The offset of the field in that context, in bytes.
+    pub offset: u32,
+    /// The mask of the field in the four bytes at that offset.
     pub mask: u32,
 }
 
@@ -41,6 +42,11 @@ impl Accessor {
     /// of its context.
     pub fn read(memory: &impl ReadMemory, code: &[u8], address: u64) -> Option<Self> {
         read_accessor(memory, code, address)
+    }
+
+    /// The field that a function with this code returns, which gets a request, and returns the number of its `ngx.ctx`.
+    pub fn read_reference(memory: &impl ReadMemory, code: &[u8], address: u64) -> Option<Self> {
+        read_reference(memory, code, address)
     }
 }
 

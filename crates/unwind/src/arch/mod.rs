@@ -30,6 +30,7 @@ pub use aarch64::*;
 #[allow(dead_code, reason = "only its tests are wanted")]
 mod aarch64 {
     mod code;
+    mod moved;
     mod plt;
     mod vm_edges;
 }

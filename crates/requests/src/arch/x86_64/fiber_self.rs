@@ -3,7 +3,7 @@
 use iced_x86::{Code, Instruction, OpKind, Register};
 use lj_trace_common::memory::ReadMemory;
 
-use super::follow::{CodeReader, Values, follow};
+use super::follow::{CodeReader, Tested, Values, follow};
 use crate::arch::FiberSelf;
 
 /// The value of a register. Offsets are signed.
@@ -52,8 +52,8 @@ impl<M: ReadMemory> CodeReader for FiberReader<'_, M> {
         }
     }
 
-    fn is_tested(&self, value: Value) -> bool {
-        matches!(value, Value::Cord(_))
+    fn tested(&self, value: Value) -> Option<Tested> {
+        matches!(value, Value::Cord(_)).then_some(Tested::NotZero)
     }
 }
 

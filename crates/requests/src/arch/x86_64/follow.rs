@@ -13,8 +13,33 @@ pub trait CodeReader {
     /// The value that an instruction puts into its first operand, a register.
     fn result(&self, values: &Values<Self::Value>, instruction: &Instruction) -> Self::Value;
 
-    /// Whether the function goes on where this value is not zero: a pointer that it tests first.
-    fn is_tested(&self, value: Self::Value) -> bool;
+    /// What is known of a value that the function tests; [`None`] if nothing is.
+    fn tested(&self, value: Self::Value) -> Option<Tested>;
+}
+
+/// What is known of a value that a function tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tested {
+    /// It is not 0: a pointer.
+    NotZero,
+    /// It is 0.
+    Zero,
+    /// It is not negative.
+    NotNegative,
+}
+
+impl Tested {
+    /// Whether a jump on this condition is taken after the value was compared with 0; [`None`] if that is not known.
+    fn jumps(self, condition: ConditionCode) -> Option<bool> {
+        match (self, condition) {
+            (Self::NotZero, ConditionCode::e) | (Self::Zero, ConditionCode::ne) => Some(false),
+            (Self::NotZero, ConditionCode::ne) | (Self::Zero, ConditionCode::e) => Some(true),
+            // Such a test leaves no overflow.
+            (Self::NotNegative, ConditionCode::s | ConditionCode::l) => Some(false),
+            (Self::NotNegative, ConditionCode::ns | ConditionCode::ge) => Some(true),
+            _ => None,
+        }
+    }
 }
 
 /// The values of the general registers.
@@ -29,6 +54,12 @@ impl<T: Copy> Values<T> {
         let mut registers = [unknown; 16];
         registers[Register::RDI.number()] = argument;
         Self { registers, unknown }
+    }
+
+    /// The same with a second argument.
+    pub fn and_second(mut self, argument: T) -> Self {
+        self.registers[Register::RSI.number()] = argument;
+        self
     }
 
     /// The value of a register.
@@ -54,12 +85,9 @@ pub fn follow<R: CodeReader>(reader: &R, mut values: Values<R::Value>, code: &[u
                 continue;
             }
             FlowControl::ConditionalBranch => {
-                // Continue where the pointer is not null.
-                tested.take()?;
-                match instruction.condition_code() {
-                    ConditionCode::e => {}
-                    ConditionCode::ne => go_to(&mut decoder, address, instruction.near_branch_target())?,
-                    _ => return None,
+                let tested: Tested = tested.take()?;
+                if tested.jumps(instruction.condition_code())? {
+                    go_to(&mut decoder, address, instruction.near_branch_target())?;
                 }
                 continue;
             }
@@ -67,7 +95,12 @@ pub fn follow<R: CodeReader>(reader: &R, mut values: Values<R::Value>, code: &[u
         }
         if instruction.mnemonic() == Mnemonic::Test {
             let (first, second) = (instruction.op0_register(), instruction.op1_register());
-            tested = (first == second && reader.is_tested(values.of(first))).then_some(());
+            let is_whole = first.is_gpr64() || first.is_gpr32();
+            let value = (first == second && is_whole).then(|| values.of(first.full_register()));
+            tested = value.and_then(|value| reader.tested(value)).filter(|tested| match tested {
+                Tested::NotZero | Tested::Zero => first.is_gpr64(),
+                Tested::NotNegative => first.is_gpr32(),
+            });
             continue;
         }
         if instruction.op_count() >= 1 && instruction.op0_kind() == OpKind::Register && writes_first(&instruction) {

@@ -70,6 +70,12 @@ pub const fn stored_pair(word: u32) -> Option<(u32, u32, i64)> {
     }
 }
 
+/// Whether the instruction is `ldp` of two 64-bit registers, general or floating-point, relative to the stack pointer.
+pub const fn restores_pair(word: u32) -> bool {
+    let load = word & 0xffc0_0000;
+    (load == 0xa940_0000 || load == 0x6d40_0000) && word >> 5 & 31 == SP
+}
+
 /// Whether the instruction stores two floating-point registers relative to the stack pointer.
 pub const fn stores_vectors(word: u32) -> bool {
     word & 0xffc0_0000 == 0x6d00_0000 && word >> 5 & 31 == SP
@@ -100,6 +106,64 @@ pub const fn store(word: u32) -> Option<(u32, u32, u64)> {
     } else {
         None
     }
+}
+
+/// For `ldr` of this register with a constant offset, or `ldp` with it first: the register with the address, and the
+/// offset.
+pub const fn load_of(word: u32, register: u32) -> Option<(u32, u64)> {
+    if word & 31 != register {
+        return None;
+    }
+    let base = word >> 5 & 31;
+    if word & 0xffc0_0000 == 0xa940_0000 {
+        return Some((base, (((word << 10) as i32 >> 25) as i64 * 8) as u64));
+    }
+    match load(word) {
+        Some((_, _, offset)) => Some((base, offset)),
+        None => None,
+    }
+}
+
+/// Whether the instruction stores a 64-bit register, or a pair of them, at this constant offset from a register other
+/// than the stack pointer.
+pub const fn stores_field(word: u32, offset: u64) -> bool {
+    let pair = word & 0xffc0_0000 == 0xa900_0000 && ((word << 10) as i32 >> 25) as i64 * 8 == offset as i64;
+    let one = matches!(store(word), Some((_, _, at)) if at == offset);
+    (pair || one) && word >> 5 & 31 != SP
+}
+
+/// Whether the instruction is a load or store with its address in this register, which it leaves alone: `ldr`, `str`,
+/// `ldur`, `stur` and the like with a constant or a register as offset, `ldp`, `stp`.
+pub const fn uses_as_address(word: u32, register: u32) -> bool {
+    let base = word >> 5 & 31;
+    let constant = word & 0x3b00_0000 == 0x3900_0000;
+    let unscaled = word & 0x3b20_0c00 == 0x3800_0000;
+    let indexed = word & 0x3b20_0c00 == 0x3820_0800;
+    let pair = word & 0x3b80_0000 == 0x2900_0000;
+    base == register && (constant || unscaled || indexed || pair)
+}
+
+/// Whether the instruction adds to this register, or subtracts from it, with the result in another: `add`, `sub` of a
+/// constant or a shifted register, with or without flags.
+pub const fn adds_to(word: u32, register: u32) -> bool {
+    let constant = word & 0x9f80_0000 == 0x9100_0000;
+    let shifted = word & 0x9f20_0000 == 0x8b00_0000;
+    let other = shifted && word >> 16 & 31 == register;
+    (constant || shifted) && (word >> 5 & 31 == register || other) && word & 31 != register
+}
+
+/// Whether the instruction may write this general register. Nearly all instructions have their destination in the same
+/// bits. Stores and vector loads have not, and are told apart; comparisons and branches have not, either.
+pub const fn writes(word: u32, register: u32) -> bool {
+    let (first, second, base) = (word & 31, word >> 10 & 31, word >> 5 & 31);
+    let is_vector = word & 0x0400_0000 != 0;
+    let (single, pair) = (word & 0x3a00_0000 == 0x3800_0000, word & 0x3a00_0000 == 0x2800_0000);
+    let is_single_store = single && (is_vector || word & 0x00c0_0000 == 0);
+    let is_pair_store = pair && (is_vector || word & 0x0040_0000 == 0);
+    let writes_back = pair && word & 0x0080_0000 != 0 || single && word & 0x0120_0400 == 0x0000_0400;
+    first == register && !is_single_store && !is_pair_store
+        || second == register && pair && !is_pair_store
+        || base == register && writes_back
 }
 
 /// For `mov xN, sp` and `add xN, sp, #1`: the number N.

@@ -2,6 +2,7 @@
 
 mod code;
 mod frame_pointer;
+mod moved;
 mod plt;
 mod stubs;
 mod vm_edges;

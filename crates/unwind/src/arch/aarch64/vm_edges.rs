@@ -16,7 +16,7 @@ use super::code::{branch, is_branch, is_call, jump, leaves, load, store, takes_s
 use crate::vm_edges::Edges;
 
 /// `stur x21, [x19, #-8]` stores a frame's link.
-const STORE_LINK: u32 = 0xf81f_8275;
+pub(super) const STORE_LINK: u32 = 0xf81f_8275;
 /// `mov x3, x19` keeps the frame that has returned, before BASE becomes that of the frame around it (`cont_dispatch`).
 const KEEP_FRAME: u32 = 0xaa13_03e3;
 /// `mov x19, xN`, without the bits of N.
@@ -24,7 +24,7 @@ const SET_BASE: u32 = 0xaa00_03f3;
 /// `br xN`, without the bits of N.
 const JUMP_TO: u32 = 0xd61f_0000;
 
-const BASE: u32 = 19;
+pub(super) const BASE: u32 = 19;
 const SP: u32 = 31;
 
 /// The most instructions between linking a C frame and making its first Lua frame: some 25 in fact.
@@ -55,12 +55,16 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
         callback_left: callback_left.into_iter().map(|range| text.addresses(range)).collect(),
         continuing: continuing.into_iter().map(|range| text.addresses(range)).collect(),
         links: links.map(|at| text.address(at)).collect(),
+        base_in_state: text.ranges(&text.base_in_state()),
+        base_kept: text.ranges(&text.base_kept()),
+        frame_left: text.ranges(&text.frame_left()),
+        pc_elsewhere: text.ranges(&text.pc_elsewhere()),
         ..Edges::default()
     }
 }
 
 /// The code, as instructions by index.
-struct Text {
+pub(super) struct Text {
     start: u64,
     words: Vec<u32>,
     /// The predecessors of each instruction in the control flow.
@@ -89,7 +93,17 @@ impl Text {
         self.address(range.start)..self.address(range.end)
     }
 
-    fn word(&self, at: usize) -> u32 {
+    /// How many instructions there are.
+    pub(super) fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// The instructions from which this one is reached.
+    pub(super) fn comes_from(&self, at: usize) -> impl Iterator<Item = usize> {
+        self.before.get(&at).into_iter().flatten().copied()
+    }
+
+    pub(super) fn word(&self, at: usize) -> u32 {
         self.words.get(at).copied().unwrap_or(0)
     }
 
@@ -99,7 +113,7 @@ impl Text {
     }
 
     /// Possible successors of an instruction; none if they are outside of the code or unknown.
-    fn next(&self, at: usize) -> [Option<usize>; 2] {
+    pub(super) fn next(&self, at: usize) -> [Option<usize>; 2] {
         let word = self.word(at);
         if let Some(distance) = jump(word) {
             return [self.target(at, distance), None];
@@ -155,6 +169,11 @@ impl Text {
     fn unlinks(&self, at: usize) -> bool {
         let loads = |value: u32| self.shortly_before(at, |word| load(word) == Some((value, SP, self.cframe_prev)));
         self.stored(at, self.l_cframe).is_some_and(loads)
+    }
+
+    /// `str x19, [L, #base]`
+    pub(super) fn stores_base(&self, at: usize) -> bool {
+        self.stored(at, self.l_base) == Some(BASE)
     }
 
     /// `str xN, [L, #base]`, of another register than BASE.

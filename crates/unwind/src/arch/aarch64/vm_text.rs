@@ -9,8 +9,11 @@
 //! [until October 2021]: https://github.com/LuaJIT/LuaJIT/blob/421c4c798791d27b7f967df39891c4e4fa1d107c/src/vm_arm64.dasc#L82-L122
 //! [since]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L108-L168
 
+use std::collections::HashSet;
+
 use super::code::{
-    RET, is_branch, is_call, is_hint, jump, leaves, load, moves_stack, stored_pair, stores_vectors, word,
+    RET, adds_to, branch, is_branch, is_call, is_hint, jump, leaves, load_of, moves_stack, restores_pair, stored_pair,
+    stores_field, stores_vectors, uses_as_address, word, writes,
 };
 use crate::registers::Register;
 use crate::vm_frame::{BaseAfterCall, CodeFrame};
@@ -36,6 +39,18 @@ const MAX_SAVES: u64 = 12;
 
 /// The most instructions of a helper.
 const MAX_INSTRUCTIONS: usize = 64;
+
+/// The most instructions between a store to `L->base` and the call that needs it: ten in fact.
+const MAX_BEFORE_CALL: usize = 24;
+
+/// BASE and the stack pointer, by number.
+const BASE: u32 = Register::X19 as u32;
+const SP: u32 = Register::Sp as u32;
+
+/// `ldr w16, [x21], #4` fetches the next bytecode.
+const FETCH: u32 = 0xb840_46b0;
+/// `br xN`, without the bits of N.
+const JUMP_TO: u32 = 0xd61f_0000;
 
 /// The layouts of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,13 +122,61 @@ pub struct VmText {
     start: u64,
     code: Vec<u8>,
     era: Option<Era>,
+    /// The addresses that branches lead to, in order.
+    targets: Vec<u64>,
+    /// The addresses of straight-line code after a prologue, where the frame may not be linked yet, and those of the
+    /// instructions that restore registers before an epilogue, where it no longer is.
+    made: HashSet<u64>,
 }
 
 impl VmText {
     /// Analyzes the code of an interpreter that begins at `start`.
     pub fn new(start: u64, code: Vec<u8>, cframe_size: u64) -> Self {
         let era = era(&code).filter(|_| cframe_size == FRAME_SIZE);
-        Self { start, code, era }
+        let words = code.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+        let targets = words.zip((start..).step_by(4)).filter_map(|(word, at)| {
+            let distance = jump(word).or_else(|| branch(word))?;
+            Some(at.wrapping_add_signed(distance))
+        });
+        let mut targets: Vec<u64> = targets.collect();
+        targets.sort_unstable();
+        let mut text = Self { start, code, era, targets, made: HashSet::new() };
+        text.made = text.after_prologues();
+        text.made.extend(text.before_epilogues());
+        text
+    }
+
+    /// The addresses of straight-line code after the instructions that make a frame.
+    fn after_prologues(&self) -> HashSet<u64> {
+        let is_made = |&at: &u64| {
+            matches!(self.word(at), Some(POINTER_AT_SP | POINTER_AT_RECORD))
+                && matches!(self.word(at.wrapping_sub(4)), Some(SAVE_RECORD | MAKE_OLD))
+        };
+        let end = self.start.saturating_add(self.code.len() as u64);
+        let mut found = HashSet::new();
+        for prologue in (self.start..end).step_by(4).filter(is_made) {
+            let mut at = prologue.wrapping_add(4);
+            for _ in 0..MAX_INSTRUCTIONS {
+                let Some(word) = self.word(at) else { break };
+                found.insert(at);
+                match jump(word) {
+                    Some(distance) => at = at.wrapping_add_signed(distance),
+                    None if leaves(word) || is_branch(word) => break,
+                    None => at = at.wrapping_add(4),
+                }
+            }
+        }
+        found
+    }
+
+    /// The addresses of the instructions that restore registers right before a frame is dropped.
+    fn before_epilogues(&self) -> HashSet<u64> {
+        let end = self.start.saturating_add(self.code.len() as u64);
+        let drops = (self.start..end).step_by(4).filter(|&at| matches!(self.word(at), Some(DROP | DROP_OLD)));
+        let restores = |&at: &u64| self.word(at).is_some_and(restores_pair);
+        drops
+            .flat_map(|drop| (1..=MAX_SAVES).map(move |back| drop.wrapping_sub(4 * back)).take_while(restores))
+            .collect()
     }
 
     /// The layout of the frame; [`None`] if the code does not show it.
@@ -123,7 +186,7 @@ impl VmText {
 
     /// Whether the frame is being entered or left at `pc`, an interrupted instruction.
     pub fn is_at_edge(&self, pc: u64) -> bool {
-        matches!(self.position(pc, false), Position::Partial { .. })
+        matches!(self.position(pc, false), Position::Partial { .. }) || self.made.contains(&pc)
     }
 
     /// Whether a call can return to `address`: a call instruction ends there, or that is not known.
@@ -140,32 +203,62 @@ impl VmText {
         self.edge(pc).unwrap_or_else(|| if self.returns(pc) { Position::Helper } else { Position::Body })
     }
 
-    /// Where BASE (`x19`) is kept across the call that returns to `return_address`. Calls preserve the register; code
-    /// that cannot rely on it loads it from `L->base`, whose offset is `l_base`.
+    /// Where BASE is kept across the call that returns to `return_address`; unknown at any other address.
+    ///
+    /// If the code before the call stores to `L->base`, whose offset is `l_base`, the called function uses that: it is
+    /// the BASE that counts, and the register may have that of a frame that is being made (`vmeta_call`). Otherwise BASE is
+    /// in `x19`, which calls preserve, if the code after the call relies on it: it uses the register, or it goes on to
+    /// the next bytecode. Code that cannot rely on it loads it from `L->base`.
     pub fn base_after_call(&self, return_address: u64, l_base: u64) -> BaseAfterCall {
-        const BASE: u32 = Register::X19 as u32;
-        let mut at = return_address;
+        let call = return_address.wrapping_sub(4);
+        if !self.word(call).is_some_and(is_call) {
+            return BaseAfterCall::Unknown;
+        }
+        if self.stores_base_before(call, l_base) {
+            return BaseAfterCall::LuaState;
+        }
+        let (mut at, mut fetched) = (return_address, false);
         for _ in 0..MAX_INSTRUCTIONS {
             let Some(word) = self.word(at) else { break };
-            match load(word) {
-                Some((BASE, _, offset)) if offset == l_base => return BaseAfterCall::LuaState,
-                // The code after the call uses the register as it is.
-                Some((_, BASE, _)) => return BaseAfterCall::Register(Register::X19),
-                _ => {}
+            if load_of(word, BASE).is_some_and(|(base, offset)| base != SP && offset == l_base) {
+                return BaseAfterCall::LuaState;
             }
-            let stores_base = word & 0xffc0_0000 == 0xf900_0000 && u64::from(word >> 10 & 0xfff) * 8 == l_base;
-            // Nearly all instructions have their destination in these bits. Stores and comparisons have not, but end
-            // the search, too.
-            if stores_base || word & 31 == BASE {
+            // Of what may be an operand, nothing is ruled out before it is certain that BASE is still there.
+            if uses_as_address(word, BASE) || adds_to(word, BASE) {
+                return BaseAfterCall::Register(Register::X19);
+            }
+            if writes(word, BASE) || stores_field(word, l_base) {
                 break;
             }
+            fetched |= word == FETCH;
             match jump(word) {
                 Some(distance) => at = at.wrapping_add_signed(distance),
+                // The next bytecode finds BASE in its register.
+                None if fetched && word & 0xffff_fc1f == JUMP_TO => return BaseAfterCall::Register(Register::X19),
                 None if leaves(word) && !is_call(word) => break,
                 None => at = at.wrapping_add(4),
             }
         }
         BaseAfterCall::Unknown
+    }
+
+    /// Whether straight-line code that ends with the call at `call` stores to `L->base`.
+    fn stores_base_before(&self, call: u64, l_base: u64) -> bool {
+        let mut at = call;
+        for _ in 0..MAX_BEFORE_CALL {
+            // Another way may lead to here, without the store.
+            if self.targets.binary_search(&at).is_ok() {
+                return false;
+            }
+            at = at.wrapping_sub(4);
+            match self.word(at) {
+                Some(word) if stores_field(word, l_base) => return true,
+                Some(word) if leaves(word) || jump(word).is_some() => return false,
+                Some(_) => {}
+                None => return false,
+            }
+        }
+        false
     }
 
     /// The instruction at an address.

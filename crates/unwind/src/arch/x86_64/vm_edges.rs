@@ -54,6 +54,9 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
         links: text.instructions.values().filter(|found| text.stores_frame_link(found)).map(Instruction::ip).collect(),
         base_in_state,
         base_kept,
+        // BASE and PC do not move while a frame is made or dropped.
+        frame_left: Vec::new(),
+        pc_elsewhere: Vec::new(),
     }
 }
 

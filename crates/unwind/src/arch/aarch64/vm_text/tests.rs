@@ -44,17 +44,61 @@ fn calls_are_what_returns() {
 
 #[test]
 fn base_is_in_its_register_or_in_the_state() {
-    let after = |words: &[u32]| {
-        let code: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        VmText::new(0, code, FRAME_SIZE).base_after_call(0, 32)
+    // bl; str x8, [x23, #32]; str x19, [sp, #32]
+    let (call, stored, elsewhere) = (0x9400_0100, 0xf900_12e8, 0xf900_13f3);
+    let after = |before: &[u32], words: &[u32]| {
+        let all = [before, &[call], words].concat();
+        let code: Vec<u8> = all.iter().flat_map(|word| word.to_le_bytes()).collect();
+        VmText::new(0, code, FRAME_SIZE).base_after_call(4 * before.len() as u64 + 4, 32)
     };
-    // ldr x19, [x23, #32]; ldr x8, [x19, #8]; str x19, [x23, #32]; mov x19, x0; nop; b .+8; cbz x0, .; ret
-    let (from_state, used, stored, written) = (0xf940_12f3, 0xf940_0668, 0xf900_12f3, 0xaa00_03f3);
-    let (nop, over, branch, ret) = (0xd503_201f, 0x1400_0002, 0xb400_0000, 0xd65f_03c0);
-    assert_eq!(after(&[nop, branch, from_state]), BaseAfterCall::LuaState);
-    assert_eq!(after(&[nop, used]), BaseAfterCall::Register(Register::X19));
-    assert_eq!(after(&[over, written, from_state]), BaseAfterCall::LuaState);
-    for words in [&[stored, from_state][..], &[written, used], &[ret, used], &[nop; 4], &[]] {
-        assert_eq!(after(words), BaseAfterCall::Unknown, "{words:x?}");
+    // ldr x19, [x23, #32]; ldp x19, x28, [x23, #32]
+    let from_state = [0xf940_12f3, 0xa942_72f3];
+    // ldr x8, [x19, #8]; ldur x2, [x19, #-16]; str x8, [x19, x27, lsl #3]; stp x8, x9, [x19, #16]; sub x9, x0, x19;
+    // add x1, x19, #8; ldr d0, [x19]
+    let used = [0xf940_0668, 0xf85f_0262, 0xf83b_7a68, 0xa901_2668, 0xcb13_0009, 0x9100_2261, 0xfd40_0260];
+    // str x19, [x23, #32]; stp x19, x28, [x23, #32]; mov x19, x0; ldr x19, [x23, #40]; ldp x28, x19, [x23, #40];
+    // ldr x8, [x19], #8; add x19, x19, x27, lsl #3
+    let ends = [0xf900_12f3, 0xa902_72f3, 0xaa00_03f3, 0xf940_16f3, 0xa942_cefc, 0xf840_8668];
+    let (nop, over, branch, ret) = (0xd503_201f, 0x1400_0002, 0xb400_0000, RET);
+    for from_state in from_state {
+        assert_eq!(after(&[], &[nop, branch, from_state]), BaseAfterCall::LuaState, "{from_state:x}");
+        assert_eq!(after(&[], &[over, 0xaa00_03f3, from_state]), BaseAfterCall::LuaState);
+    }
+    for used in used {
+        assert_eq!(after(&[], &[nop, used]), BaseAfterCall::Register(Register::X19), "{used:x}");
+        for end in ends {
+            assert_eq!(after(&[], &[end, used]), BaseAfterCall::Unknown, "{end:x}");
+        }
+        // The called function has been told its BASE, whatever the register has.
+        assert_eq!(after(&[nop, stored, nop], &[used]), BaseAfterCall::LuaState);
+        // Not so if another way leads around the store, or it is to another place.
+        assert_eq!(after(&[over, stored, nop], &[used]), BaseAfterCall::Register(Register::X19));
+        assert_eq!(after(&[elsewhere], &[used]), BaseAfterCall::Register(Register::X19));
+    }
+    // The next bytecode is fetched: ldr w16, [x21], #4; br x8
+    assert_eq!(after(&[], &[FETCH, nop, 0xd61f_0100]), BaseAfterCall::Register(Register::X19));
+    for words in [&[nop, 0xd61f_0100][..], &[ret, used[0]], &[nop; 4], &[]] {
+        assert_eq!(after(&[], words), BaseAfterCall::Unknown, "{words:x?}");
+    }
+    let code: Vec<u8> = [nop, used[0]].iter().flat_map(|word| word.to_le_bytes()).collect();
+    assert_eq!(
+        VmText::new(0, code, FRAME_SIZE).base_after_call(4, 32),
+        BaseAfterCall::Unknown,
+        "nothing returns there"
+    );
+}
+
+#[test]
+fn a_frame_that_is_not_linked_yet_is_at_its_edge() {
+    for era in ERAS {
+        let mut code = testing::prologue(era);
+        // str x23, [sp, #16]; cbz x9, .+8; nop
+        let end = code.len() as u64 - 4;
+        code.truncate(end as usize);
+        code.extend([0xf900_0bf7_u32, 0xb400_0049, 0xd503_201f].iter().flat_map(|word| word.to_le_bytes()));
+        let text = VmText::new(0x1000, code, FRAME_SIZE);
+        let edges = (0..end + 12).step_by(4).map(|offset| text.is_at_edge(0x1000 + offset));
+        assert!(edges.clone().take((end + 8) as usize / 4).all(|edge| edge), "{era:?}");
+        assert!(!edges.last().unwrap(), "{era:?}");
     }
 }

@@ -1,0 +1,103 @@
+//! Finds strings by their text: a VM has one object for each text, and a table of all of them.
+//!
+//! LuaJIT's sources: [`lj_str_new`], [`lj_str_resize`].
+//!
+//! [`lj_str_new`]: https://github.com/openresty/luajit2/blob/15f58c9648ee40a3fb6617e22e2f3fdff80d66b8/src/lj_str.c#L350-L392
+//! [`lj_str_resize`]: https://github.com/openresty/luajit2/blob/15f58c9648ee40a3fb6617e22e2f3fdff80d66b8/src/lj_str.c#L153-L239
+
+use lj_trace_common::frame::gct_offset;
+use lj_trace_common::layout::gct;
+use lj_trace_common::memory::ReadMemory;
+
+use super::machine::Vm;
+use super::object::{field, read_bytes, read_string};
+use super::page_cache::PageCache;
+
+/// The most chains of the table, and the most strings in it.
+const MOST_CHAINS: u32 = 1 << 22;
+
+/// The longest chain.
+const LONGEST_CHAIN: usize = 1 << 12;
+
+/// A reference in the table may have a flag in its lowest bit.
+const FLAG: u64 = 1;
+
+/// The addresses of the strings with these texts, in their order; [`None`] for those that the VM does not have.
+///
+/// The target keeps running, so a string may be missed. One that is found is in the table afterwards.
+pub fn find_strings<M: ReadMemory>(memory: &M, vm: &Vm, texts: &[&str]) -> Vec<Option<u64>> {
+    let mut found = vec![None; texts.len()];
+    let (gc64, layout) = (vm.layout.is_gc64(), &vm.layout);
+    let Some(chains) = Chains::read(memory, vm) else { return found };
+    let cache = PageCache::reading_ahead(memory);
+    let mut left = MOST_CHAINS;
+    for index in 0..=chains.mask {
+        let mut string = chains.first(&cache, index);
+        while string != 0 && left > 0 {
+            left -= 1;
+            let Ok(length) = cache.read::<u32>(field(string, layout.str_len)) else { break };
+            for (text, place) in texts.iter().zip(&mut found) {
+                if text.len() == length as usize
+                    && read_bytes(&cache, field(string, layout.sizeof_str), text.len()).as_deref()
+                        == Ok(text.as_bytes())
+                {
+                    *place = Some(string);
+                }
+            }
+            string = cache.read_ref(gc64, string).map_or(0, |next| next & !FLAG);
+        }
+        if found.iter().all(Option::is_some) {
+            break;
+        }
+    }
+    let is_there = |(place, text): (Option<u64>, &&str)| place.filter(|string| is_interned(memory, vm, *string, text));
+    found.into_iter().zip(texts).map(is_there).collect()
+}
+
+/// Whether the string at `address` has this text, and the VM's table has this string for it.
+pub fn is_interned<M: ReadMemory>(memory: &M, vm: &Vm, address: u64, text: &str) -> bool {
+    let (gc64, layout) = (vm.layout.is_gc64(), &vm.layout);
+    if !read_string(memory, layout, address, text.len() + 1).is_ok_and(|own| own == text.as_bytes()) {
+        return false;
+    }
+    // A number and the hash, or the hash alone, come before the length.
+    let Ok(hash) = memory.read::<u32>(field(address, layout.str_len).wrapping_sub(4)) else { return false };
+    let Some(chains) = Chains::read(memory, vm) else { return false };
+    let mut string = chains.first(memory, hash & chains.mask);
+    for _ in 0..LONGEST_CHAIN {
+        if string == 0 || string == address {
+            break;
+        }
+        string = memory.read_ref(gc64, string).map_or(0, |next| next & !FLAG);
+    }
+    string == address
+}
+
+/// The number of a string that chooses its place in the hash part of tables: its own number, or in older builds its hash.
+pub fn string_number<M: ReadMemory>(memory: &M, vm: &Vm, address: u64) -> Option<u32> {
+    let is_string = memory.read::<u8>(address.wrapping_add(gct_offset(vm.layout.is_gc64()))) == Ok(gct::STR);
+    let number = address.wrapping_add(gct_offset(vm.layout.is_gc64()) + 3);
+    is_string.then(|| memory.read(number).ok()).flatten()
+}
+
+/// The table of all strings.
+struct Chains {
+    table: u64,
+    mask: u32,
+    gc64: bool,
+}
+
+impl Chains {
+    fn read<M: ReadMemory>(memory: &M, vm: &Vm) -> Option<Self> {
+        let gc64 = vm.layout.is_gc64();
+        let table = memory.read_ref(gc64, field(vm.global, vm.layout.g_str_tab)).ok()?;
+        let mask: u32 = memory.read(field(vm.global, vm.layout.g_str_mask)).ok()?;
+        (mask < MOST_CHAINS).then_some(Self { table, mask, gc64 })
+    }
+
+    fn first<M: ReadMemory>(&self, memory: &M, index: u32) -> u64 {
+        let size = if self.gc64 { 8 } else { 4 };
+        let place = self.table.wrapping_add(u64::from(index) * size);
+        memory.read_ref(self.gc64, place).map_or(0, |first| first & !FLAG)
+    }
+}
