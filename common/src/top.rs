@@ -14,7 +14,7 @@
 //! [`lj_tab_len`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_tab.c#L655-L671
 //! [`FRAME_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L14-L27
 
-use crate::arch::{LEFT_BASE_OFFSET, MOVES_BASE, STACK_AT_FRAME, return_address_below};
+use crate::arch::{LEFT_BASE_OFFSET, STACK_AT_FRAME, return_address_below};
 use crate::event::{
     FrameRecord, NO_POSITION, RecordKind, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER, SAMPLE_BASE_UNCERTAIN,
     SAMPLE_ON_TRACE, SampledRegisters, reg,
@@ -149,7 +149,7 @@ pub fn find(
             thread_base
         } else if is_in(&vm.edges.base_kept, at) {
             narrow(registers[reg::KEPT_BASE])
-        } else if MOVES_BASE && is_in(&vm.edges.frame_left, at) {
+        } else if is_in(&vm.edges.frame_left, at) {
             narrow(registers[reg::LEFT_BASE].wrapping_add(LEFT_BASE_OFFSET))
         } else {
             narrow(registers[reg::BASE])
@@ -231,13 +231,19 @@ fn from_registers(
     if !coroutine.holds(base) {
         return None;
     }
-    // The link in the new frame's header is still an old one, so the new frame does not count.
     let at = at_pc.wrapping_sub(vm.text_start) as u32;
-    // Or results are copied over the header of the frame that is left.
-    if vm.edges.links.contains(&at) || MOVES_BASE && is_in(&vm.edges.frame_left, at) {
+    // Results are copied over the header of the frame that is left.
+    if is_in(&vm.edges.frame_left, at) {
+        let below = memory.read_ref(gc64, base.wrapping_sub(if gc64 { 8 } else { 4 })).ok()?;
+        // `vm_return` flips a bit of the link to test for C frames, and clears its type.
+        let is_changed = pc == below ^ FRAME_C || (pc == below & !7 && pc != 0);
+        return caller(memory, vm, coroutine, (base, if is_changed { below } else { pc }), (record, memo));
+    }
+    // The link in the new frame's header is still an old one, so the new frame does not count.
+    if vm.edges.links.contains(&at) {
         return caller(memory, vm, coroutine, (base, pc), (record, memo));
     }
-    if MOVES_BASE && is_in(&vm.edges.pc_elsewhere, at) {
+    if is_in(&vm.edges.pc_elsewhere, at) {
         frame_at(memory, layout, (base, 0), (record, memo))?;
         return WalkStart::at(base, 0);
     }
@@ -254,10 +260,15 @@ fn from_registers(
         // BC_RET* or a fast function fetched the link, or BC_CALL* stored it but has not fetched the callee's PC yet:
         // the frame is whole, but its position is not known. When `vm_return` leaves a protected call, it has flipped a
         // bit of the link to test for C frames, and cleared the link's type.
-        if pc == link || pc == link ^ 1 || (pc == link & !7 && pc != 0) {
+        // `BC_RET` has subtracted the type of a vararg frame to test for it.
+        if pc == link || pc == link ^ 1 || (pc == link & !7 && pc != 0) || pc == link.wrapping_sub(FRAME_VARG) {
             return WalkStart::at(base, 0);
         }
         is_native = record.kind != RecordKind::Lua as u8;
+        // `pcall` and `xpcall` make the link of the frame that they are about to call.
+        if is_native && pc & FRAME_PCALL == FRAME_PCALL && pc < MAX_DELTA {
+            return WalkStart::at(base, 0);
+        }
         if let Some(place) = in_transition(memory, gc64, coroutine, (thread_base, is_native), (base, pc), link) {
             return Some(place);
         }
@@ -295,6 +306,8 @@ fn frame_at(
 /// Types of links (`FRAME_*`, `lj_frame.h`).
 const FRAME_CONT: u64 = 2;
 const FRAME_VARG: u64 = 3;
+/// The bits that `FRAME_PCALL` and `FRAME_PCALLH` share, and no other type has.
+const FRAME_PCALL: u64 = 6;
 
 /// Handles a whole frame at `base` while `pc` is on its way to or from a frame above it. `is_native` says whether the
 /// frame belongs to a fast function or a C function.
@@ -313,15 +326,15 @@ fn in_transition(
         let link_above = memory.read_ref(gc64, above.wrapping_sub(if gc64 { 8 } else { 4 })).ok()?;
         let link_expected = above.wrapping_sub(base);
         // The upper half of a vararg function's frame was just left.
-        if kind == FRAME_VARG && link_above == pc {
+        if link_above == link_expected | FRAME_VARG && (kind == FRAME_VARG || kind == 0) {
             return WalkStart::at(base, 0);
         }
-        // A metamethod has returned; or it is about to be called, as the interpreter has set L->base for the call. The
+        // A metamethod has returned; or it is about to be called, and PC's register has the link of its frame. The
         // place that it was called from is stored below its frame. (A fast function calls no metamethods, so there PC
         // is the link of its own frame: a trace that is stitched to the next one has called `coroutine.resume` with a
         // continuation, and the first result has overwritten the link.)
         if (kind == 0 && link_above == link_expected | FRAME_CONT)
-            || (kind == FRAME_CONT && base == thread_base && !is_native)
+            || (kind == FRAME_CONT && (base == thread_base || delta < MAX_DELTA) && !is_native)
         {
             return WalkStart::at(base, continuation(memory, gc64, above).1);
         }

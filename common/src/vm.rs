@@ -71,9 +71,10 @@ pub struct VmEdges {
     pub base_in_state: [CodeRange; 64],
     /// The same, but [`reg::KEPT_BASE`](crate::arch::reg::KEPT_BASE) has the value of BASE.
     pub base_kept: [CodeRange; 40],
-    /// A frame is dropped, and BASE moves to the caller's: the frame's own BASE is
-    /// [`LEFT_BASE_OFFSET`](crate::arch::LEFT_BASE_OFFSET) above [`reg::LEFT_BASE`](crate::arch::reg::LEFT_BASE).
-    pub frame_left: [CodeRange; 4],
+    /// A frame is left: its results may lie over its function and its link. Its BASE is
+    /// [`LEFT_BASE_OFFSET`](crate::arch::LEFT_BASE_OFFSET) above [`reg::LEFT_BASE`](crate::arch::reg::LEFT_BASE), and
+    /// PC's register has its link.
+    pub frame_left: [CodeRange; 32],
     /// The frame at BASE is whole, but PC's register holds something else.
     pub pc_elsewhere: [CodeRange; 8],
 }
@@ -92,7 +93,7 @@ impl VmEdges {
             links: [NOWHERE; 8],
             base_in_state: [none; 64],
             base_kept: [none; 40],
-            frame_left: [none; 4],
+            frame_left: [none; 32],
             pc_elsewhere: [none; 8],
         }
     };

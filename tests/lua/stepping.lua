@@ -1,5 +1,5 @@
 -- Calls and returns in all ways there are, again and again, without the JIT compiler: a test stops it after each
--- instruction of the interpreter.
+-- instruction of the interpreter. The argument names the kind of work.
 
 jit.off()
 
@@ -109,6 +109,30 @@ function works.library()
   _ = getmetatable(object()), rawlen and rawlen(t)
 end
 
+-- Results that are functions lie where the function was that returns them.
+function works.functions()
+  local t = { leaf, tail, none, f = leaf, g = print, h = pcall }
+  local function give(f) return f end
+  local function give_three() return leaf, print, tail end
+  local _ = give(leaf), give(print), give_three(), (give(pcall)), select(2, give_three()), give(give)(none)
+  _ = rawget(t, "f"), rawget(t, "g"), rawget(t, 3), assert(print, leaf), unpack(t), select(1, print, leaf)
+  _ = pairs(t), ipairs(t), next({ [leaf] = 1 }), next({ [print] = leaf }), getmetatable(object()).__call
+  _ = pcall(rawget, t, "f"), pcall(rawget, t, "g"), pcall(rawget, t, "h"), pcall(assert, print, leaf), pcall(pairs, t)
+  _ = pcall(next, { [leaf] = 1 }), pcall(select, 1, print, leaf), pcall(pcall, rawget, t, "f"), pcall(give, leaf), pcall(give_three)
+  _ = xpcall(rawget, print, t, "g"), xpcall(give_three, give), xpcall(rawget, type), pcall(unpack, t), pcall(ipairs, t)
+  for k, f in pairs({ leaf, print }) do f = give(f) end
+  for f in give, give do if f == give then break end end
+  local functions = setmetatable({}, { __index = function(_, k) return t[k] or print end, __call = give_three, __add = give_three })
+  _ = functions.f, functions.g, functions.x, functions(), functions + 1
+  _ = setmetatable({}, { __index = rawget }).x, pcall(setmetatable({}, { __call = rawget }), "x"), pcall(functions)
+  local co = coroutine.wrap(function(f) while true do f = coroutine.yield(f, print) end end)
+  _ = co(leaf), co(print), pcall(co, leaf), co(give_three()), coroutine.resume(coroutine.create(give_three))
+  _ = coroutine.resume(coroutine.create(rawget), t, "f"), coroutine.wrap(rawget)(t, "g"), loadstring("return print")()
+  _ = string.gsub("ab", "%w", function() give(leaf) end), pcall(string.gsub, "a", ".", rawget), math.max(1, 2), type(print)
+  table.sort({ 3, 2, 1 }, function(a, b) return give(leaf) and a < b end)
+  return give(give_three())
+end
+
 function works.arithmetic()
   local x, y = 7.5, 2
   local _ = x + y, x - y, x * y, x / y, x % y, x ^ y, -x, 7 % 2, -7 % 3, 2 ^ 0.5, "10" + 1, "3" * "4"
@@ -154,12 +178,13 @@ end
 local ok, ffi = pcall(require, "ffi")
 if ok then
   ffi.cdef "void qsort(void *base, size_t count, size_t size, int (*compare)(const int *, const int *)); int abs(int); double fabs(double); typedef struct { int a; double b; } stepped_t;"
-  local compare = ffi.cast("int (*)(const int *, const int *)", function(a, b) return a[0] - b[0] end)
+  local compare_t, numbers_t, long_t = ffi.typeof("int (*)(const int *, const int *)"), ffi.typeof("int[4]"), ffi.typeof("int64_t")
+  local compare = ffi.cast(compare_t, function(a, b) return a[0] - b[0] end)
   local pair = ffi.metatype("stepped_t", { __index = { get = function(self) return self.a end }, __add = function(a, b) return a end, __len = function() return 1 end, __call = function(self, x) return x end, __eq = function() return true end })
   function works.foreign()
-    local numbers = ffi.new("int[4]", { 3, 1, 2, 0 })
-    ffi.C.qsort(numbers, 4, 4, ffi.cast("int (*)(const int *, const int *)", compare))
-    local _ = ffi.C.abs(-1), ffi.C.fabs(-1.5), ffi.new("int64_t", 5) + 1, numbers[1], ffi.string("x"), ffi.sizeof(numbers)
+    local numbers = ffi.new(numbers_t, { 3, 1, 2, 0 })
+    ffi.C.qsort(numbers, 4, 4, ffi.cast(compare_t, compare))
+    local _ = ffi.C.abs(-1), ffi.C.fabs(-1.5), ffi.new(long_t, 5) + 1, numbers[1], ffi.string("x"), ffi.sizeof(numbers)
     numbers[2] = 5
     local p = pair(1, 2)
     _ = p:get(), p + p, #p, p(4), p.a, p == pair(1, 2), tostring(p), 5LL < 6LL, 5LL == 6LL, -5LL
@@ -170,9 +195,5 @@ end
 io.write("ready\n")
 io.flush()
 io.read()
-local names = {}
-for name in pairs(works) do names[#names + 1] = name end
-table.sort(names)
-while true do
-  for _, name in ipairs(names) do works[name]() end
-end
+local work = works[arg[1]]
+while true do work() end

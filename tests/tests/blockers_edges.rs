@@ -141,7 +141,7 @@ fn one_that_is_killed_leaves_nothing_behind() -> Result<()> {
     }
     let mut workload = event_loop(7, "epoll")?;
     let (pid, before, mut random) = (workload.pid().to_string(), programs()?, fastrand::Rng::with_seed(7));
-    for _ in 0..16 {
+    for _ in 0..10 {
         let tracer = Tracer::start(["blockers", "--pid", &pid, "--over", "1ms", "--follow"])?;
         sleep(Duration::from_millis(random.u64(..900)));
         tracer.signal(libc::SIGKILL)?;

@@ -92,46 +92,53 @@ impl Sums {
     }
 }
 
-fn check(program: &'static str, seeds: RangeInclusive<u64>, jit: bool) -> Result<()> {
-    let Some(host) = Program::find(program) else { return Ok(()) };
-    let (sums, next) = (Mutex::new(Sums::default()), Mutex::new(seeds));
+/// Takes cases two at a time: nothing here is about time.
+fn check_each<T: Send>(
+    program: &str,
+    cases: impl Iterator<Item = T> + Send,
+    check: impl Fn(T, &Path, &Mutex<Sums>) -> Result<()> + Sync,
+) -> Result<()> {
+    let (sums, next) = (Mutex::new(Sums::default()), Mutex::new(cases));
     let take = || next.lock().ok()?.next();
-    let record_some = || -> Result<()> {
+    let check_some = || -> Result<()> {
         let folder = scratch()?;
-        for seed in std::iter::from_fn(take) {
-            let settings = Settings { seconds: seconds(), rate: RATE, jit };
-            let figures = record(&host, &generate(seed), settings, folder.path())?;
-            sums.lock().map_err(|_| anyhow!("another thread has panicked"))?.add(&format!("seed {seed}"), &figures);
-        }
-        Ok(())
+        std::iter::from_fn(take).try_for_each(|case| check(case, folder.path(), &sums))
     };
-    // Two at a time: nothing here is about time.
     thread::scope(|scope| {
-        let other = scope.spawn(record_some);
-        record_some().and(other.join().map_err(|_| anyhow!("it panicked"))?)
+        let other = scope.spawn(check_some);
+        check_some().and(other.join().map_err(|_| anyhow!("it panicked"))?)
     })?;
     sums.into_inner().map_err(|_| anyhow!("a thread has panicked"))?.verdict(program)
 }
 
+fn check(program: &'static str, seeds: RangeInclusive<u64>, jit: bool) -> Result<()> {
+    let Some(host) = Program::find(program) else { return Ok(()) };
+    check_each(program, seeds, |seed, folder, sums| {
+        let settings = Settings { seconds: seconds(), rate: RATE, jit };
+        let figures = record(&host, &generate(seed), settings, folder)?;
+        sums.lock().map_err(|_| anyhow!("another thread has panicked"))?.add(&format!("seed {seed}"), &figures);
+        Ok(())
+    })
+}
+
 fn check_kept(program: &'static str) -> Result<()> {
     let Some(host) = Program::find(program) else { return Ok(()) };
-    let folder = scratch()?;
-    let mut sums = Sums::default();
-    for (file, most) in KEPT {
+    check_each(program, KEPT.into_iter(), |(file, most), folder, sums| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/oracle/kept").join(file);
-        let kept = truth::adopt(&host, &std::fs::read_to_string(path)?, folder.path())?;
+        let kept = truth::adopt(&host, &std::fs::read_to_string(path)?, folder)?;
         for (jit, most) in [(true, most), (false, MARKED_INTERPRETED)] {
-            let figures = record(&host, &kept, Settings { seconds: seconds(), rate: RATE, jit }, folder.path())?;
+            let figures = record(&host, &kept, Settings { seconds: seconds(), rate: RATE, jit }, folder)?;
             let name = format!("{file}, JIT {}", if jit { "on" } else { "off" });
-            sums.add(&name, &figures);
             let expected = most / 100.0 * figures.samples() as f64;
+            let mut sums = sums.lock().map_err(|_| anyhow!("another thread has panicked"))?;
+            sums.add(&name, &figures);
             // And what chance makes of so many.
             if figures.marked() as f64 > expected + of_count(expected) {
                 sums.fail(&name, &format!("{} of {} samples are marked", figures.marked(), figures.samples()));
             }
         }
-    }
-    sums.verdict(program)
+        Ok(())
+    })
 }
 
 #[test]

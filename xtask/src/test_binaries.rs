@@ -16,7 +16,7 @@ use crate::toolchain::host_cargo;
 
 /// Files of end-to-end tests that need the machine to themselves: they measure time, cost, or shares between processes,
 /// need something to finish within a time, or observe the whole host.
-const ALONE: [&str; 20] = [
+const ALONE: [&str; 19] = [
     "attaching",
     "blockers",
     "blockers_edges",
@@ -27,7 +27,6 @@ const ALONE: [&str; 20] = [
     "many_processes",
     "memprof_bounded",
     "memprof_harmless",
-    "newcomers",
     "offcpu",
     "oracle",
     "overhead",

@@ -105,9 +105,6 @@ pub mod reg {
     pub const HANDLER_DATA: usize = X0 as usize;
 }
 
-/// True: calls and returns move BASE step by step.
-pub const MOVES_BASE: bool = true;
-
 /// True: the interpreter moves the stack pointer only where it makes and drops its C frame. There the registers are those
 /// of C code.
 pub const STACK_AT_FRAME: bool = true;

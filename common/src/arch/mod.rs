@@ -13,7 +13,7 @@
 //! | `reg::LINK` | the register with the return address at a function's entry, if it is in a register |
 //! | `reg::BASE`, `reg::BYTECODE_PC`, `reg::GLOBAL_STATE` | the interpreter's registers (`vm_*.dasc`): BASE, PC, and a register from which the `global_State` follows |
 //! | `reg::KEPT_BASE`, `reg::CONTINUED` | the register that keeps BASE during some calls of C functions; the register in which `cont_dispatch` keeps BASE of the frame that has returned |
-//! | `reg::LEFT_BASE`, `LEFT_BASE_OFFSET`, `MOVES_BASE` | the register that keeps BASE while a return moves it, the distance of its value from BASE, and whether there is such a register at all |
+//! | `reg::LEFT_BASE`, `LEFT_BASE_OFFSET` | the register that has BASE until a return has moved the results, and the distance of its value from BASE |
 //! | `STACK_AT_FRAME` | whether the stack pointer is at the C frame wherever BASE and PC are in their registers |
 //! | `reg::ARGUMENTS` | the registers of a C function's first four arguments |
 //! | `reg::EXIT_NUMBER` | the register in which the trace exit handler keeps the number of the exit |
@@ -49,6 +49,6 @@ pub use x86_64::*;
 compile_error!(
     "lj-trace does not support this processor yet. common/src/arch has to supply for it: REGISTERS, Register (ALL, \
      is_callee_saved), reg (PC, SP, FP, LINK, BASE, BYTECODE_PC, GLOBAL_STATE, KEPT_BASE, LEFT_BASE, CONTINUED, ARGUMENTS, EXIT_NUMBER, \
-     HANDLER_DATA), MOVES_BASE, LEFT_BASE_OFFSET, STACK_AT_FRAME, ADDRESS_END, BREAKPOINT, C_FRAME_WORDS, CFRAME_L, CFRAME_L_VARIES, STATE_NAMES_TRACE, return_address_below, \
+     HANDLER_DATA), LEFT_BASE_OFFSET, STACK_AT_FRAME, ADDRESS_END, BREAKPOINT, C_FRAME_WORDS, CFRAME_L, CFRAME_L_VARIES, STATE_NAMES_TRACE, return_address_below, \
      trace_return_slot, resume_return_slot, exit_stubs, SIGNS_RETURNS, code_address. See docs/architectures.md"
 );

@@ -78,7 +78,7 @@ pub mod reg {
     pub const GLOBAL_STATE: usize = R14 as usize;
     /// RB.
     pub const KEPT_BASE: usize = Rbp as usize;
-    /// No register: `BC_RET` moves BASE at once.
+    /// BASE: `BC_RET` moves it at once, when the results are in their places.
     pub const LEFT_BASE: usize = BASE;
     /// RB: `cont_dispatch` copies BASE there before it restores the caller's BASE.
     pub const CONTINUED: usize = Rbp as usize;
@@ -90,13 +90,10 @@ pub mod reg {
     pub const HANDLER_DATA: usize = Rax as usize;
 }
 
-/// False: calls and returns leave BASE alone until the frame is whole.
-pub const MOVES_BASE: bool = false;
-
 /// False: helpers use the stack, and are called while BASE is in its register.
 pub const STACK_AT_FRAME: bool = false;
 
-/// Not used, since [`MOVES_BASE`] is false.
+/// Distance from [`reg::LEFT_BASE`] to BASE.
 pub const LEFT_BASE_OFFSET: u64 = 0;
 
 /// First address that no program has: user space has 47 bits, unless a program asks for more.

@@ -11,6 +11,7 @@ mod seen;
 mod stops;
 
 use std::collections::{BTreeMap, HashSet};
+use std::ops::AddAssign;
 
 use anyhow::{Context as _, Result};
 use lj_trace_common::event::{SampledRegisters, reg};
@@ -59,6 +60,15 @@ pub struct Count {
     pub wrong: u64,
 }
 
+impl AddAssign for Count {
+    fn add_assign(&mut self, more: Self) {
+        self.right += more.right;
+        self.marked += more.marked;
+        self.native += more.native;
+        self.wrong += more.wrong;
+    }
+}
+
 /// What came of all stops.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
@@ -70,15 +80,12 @@ pub struct Outcome {
     pub certain: u64,
 }
 
-/// The most instructions to step through.
-const MOST: u64 = 400_000;
-
-/// Steps through a program's interpreter until it has been at so many places where the stack is certain. Of the instructions
-/// of C functions, one in `every` is looked at.
+/// Steps through a program's interpreter until it has been at so many places where the stack is certain, or has run so many
+/// instructions. Of the instructions of C functions, one in `every` is looked at.
 ///
 /// # Errors
 /// The program has no VM, or ends.
-pub fn step_through(pid: u32, places: u64, every: u64) -> Result<Outcome> {
+pub fn step_through(pid: u32, (places, instructions): (u64, u64), every: u64) -> Result<Outcome> {
     let process = Process::open(pid)?;
     let maps = process.maps()?;
     let vm = find_vms(&process, &maps)?.into_iter().next().context("no VM")?;
@@ -89,7 +96,7 @@ pub fn step_through(pid: u32, places: u64, every: u64) -> Result<Outcome> {
     let mut before: Option<Vec<Place>> = None;
     let mut waiting: Vec<Stop> = Vec::new();
     let (mut in_c, mut frame, mut was_left) = (0, u64::MAX, false);
-    for _ in 0..MOST {
+    for _ in 0..instructions {
         if outcome.certain >= places {
             break;
         }
@@ -136,11 +143,9 @@ pub fn step_through(pid: u32, places: u64, every: u64) -> Result<Outcome> {
 impl Outcome {
     /// The sum over all places.
     pub fn sum(&self) -> Count {
-        self.places.values().fold(Count::default(), |sum, count| Count {
-            right: sum.right + count.right,
-            marked: sum.marked + count.marked,
-            native: sum.native + count.native,
-            wrong: sum.wrong + count.wrong,
+        self.places.values().fold(Count::default(), |mut sum, count| {
+            sum += *count;
+            sum
         })
     }
 

@@ -2,6 +2,7 @@
 
 use lj_trace_common::event::{FrameRecord, RecordKind, SampleHeader, SampledRegisters, reg};
 use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Walk, WalkEnd};
+use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::vm::{VmConfig, runs_at};
@@ -24,6 +25,7 @@ pub struct Reader<'a> {
     code: VmCode,
     memory: ProcessMemory,
     unwinder: Unwinder,
+    maps: Maps,
     stack_end: u64,
 }
 
@@ -34,7 +36,7 @@ impl<'a> Reader<'a> {
         let start = process.stack_start();
         let mapped = maps.find(start).map_or(start, |mapping| mapping.end);
         let unwinder = Unwinder::new(process.clone());
-        Self { vm, config: vm.config(), code, memory, unwinder, stack_end: (start + 8).min(mapped) }
+        Self { vm, config: vm.config(), code, memory, unwinder, maps: maps.clone(), stack_end: (start + 8).min(mapped) }
     }
 
     /// The VM's state in a few words.
@@ -91,7 +93,7 @@ impl<'a> Reader<'a> {
         for (index, snapshot) in coroutines.iter().enumerate() {
             let mut view = View { live: &live, copies: snapshot.copies().to_vec() };
             view.copies.push(&native_bytes);
-            walks.push(if index == 0 && self.current() == snapshot.coroutine.thread {
+            walks.push(if index == 0 && self.current().is_none_or(|current| current == snapshot.coroutine.thread) {
                 LuaStack::of_running(&view, self.vm, 0, snapshot, registers)
             } else {
                 LuaStack::of_waiting(&view, self.vm, 0, snapshot)
@@ -132,13 +134,18 @@ impl<'a> Reader<'a> {
     }
 
     fn native(&self, start: u64) -> CopiedRange {
-        CopiedRange::read(&self.memory, start, self.stack_end.saturating_sub(start) as usize)
+        /// The most bytes of a fiber's stack.
+        const MOST: u64 = 1 << 18;
+        let own = self.maps.find(start).filter(|mapping| !(mapping.start..mapping.end).contains(&self.stack_end));
+        let length = own.map_or(self.stack_end.saturating_sub(start), |fiber| (fiber.end - start).min(MOST));
+        CopiedRange::read(&self.memory, start, length as usize)
     }
 
-    fn current(&self) -> u64 {
+    /// The coroutine that runs, if the build keeps it (LuaJIT 2.0 does not).
+    fn current(&self) -> Option<u64> {
         let layout = &self.vm.layout;
         let at = self.vm.global + u64::from(layout.g_cur_l);
-        self.memory.read_ref(layout.is_gc64(), at).unwrap_or(0)
+        if layout.g_cur_l == ABSENT { None } else { self.memory.read_ref(layout.is_gc64(), at).ok() }
     }
 
     /// The coroutines that run on the C stack, innermost first.

@@ -3,6 +3,7 @@
 mod frame_pointer;
 mod plt;
 mod references;
+mod results;
 mod stubs;
 mod tail;
 mod vm_edges;

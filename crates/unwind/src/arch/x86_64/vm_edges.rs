@@ -43,6 +43,7 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
     let leaving = text.leads_to(|text, at| text.unlinks(at));
     let returning: BTreeSet<u64> = text.leads_to(|text, at| text.sets_base(at));
     let returning: BTreeSet<u64> = returning.intersection(&leaving).copied().collect();
+    let frame_left = text.ranges(&text.results_stored(&returning));
     let [base_in_state, base_kept] = text.around_calls(code, start);
     Edges {
         entering: text.ranges(&text.entering()),
@@ -54,18 +55,18 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
         links: text.instructions.values().filter(|found| text.stores_frame_link(found)).map(Instruction::ip).collect(),
         base_in_state,
         base_kept,
-        // BASE and PC do not move while a frame is made or dropped.
-        frame_left: Vec::new(),
+        frame_left,
+        // `pcall` is the only function that makes a link before it moves BASE, and that shows in the link.
         pc_elsewhere: Vec::new(),
     }
 }
 
-struct Text<'a> {
+pub(super) struct Text<'a> {
     /// Instructions by address.
-    instructions: BTreeMap<u64, Instruction>,
+    pub(super) instructions: BTreeMap<u64, Instruction>,
     /// The predecessors of each instruction in the control flow.
     predecessors: HashMap<u64, Vec<u64>>,
-    layout: &'a VmLayout,
+    pub(super) layout: &'a VmLayout,
 }
 
 impl<'a> Text<'a> {
@@ -303,7 +304,7 @@ impl Text<'_> {
 }
 
 /// Possible successors of an instruction; none if they are outside of the code or unknown.
-fn next(found: &Instruction) -> Vec<u64> {
+pub(super) fn next(found: &Instruction) -> Vec<u64> {
     match found.flow_control() {
         FlowControl::Next | FlowControl::Call | FlowControl::IndirectCall => vec![found.next_ip()],
         FlowControl::UnconditionalBranch => vec![found.near_branch_target()],
@@ -323,7 +324,7 @@ fn stores_to(found: &Instruction, displacement: u64) -> Option<Register> {
     is_store.then(|| found.op1_register())
 }
 
-fn writes_rdx(found: &Instruction) -> bool {
+pub(super) fn writes_rdx(found: &Instruction) -> bool {
     let mut factory = InstructionInfoFactory::new();
     let info = factory.info(found);
     info.used_registers().iter().any(|used| {
