@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use aya::Btf;
 use aya::programs::iter::Iter;
 
@@ -43,30 +43,18 @@ impl RunningThreads {
     /// # Errors
     /// The kernel cannot do it: before Linux 6.1, or it does not expose its types.
     pub fn of(programs: &Programs, pid: u32) -> anyhow::Result<Self> {
-        const BPF_LINK_CREATE: libc::c_long = 28;
-        const BPF_TRACE_ITER: u32 = 28;
         let mut ebpf = programs.ebpf();
         let program: &mut Iter = ebpf.program_mut("running_threads").context("no running_threads")?.try_into()?;
         if program.fd().is_err() {
             program.load("task", &Btf::from_sys_fs()?)?;
         }
-        let info = TaskInfo { tid: 0, pid, pid_fd: 0, reserved: 0 };
-        let attr = LinkAttr {
-            program: program.fd()?.as_fd().as_raw_fd() as u32,
-            target: 0,
-            attach_type: BPF_TRACE_ITER,
-            flags: 0,
-            info: &raw const info as u64,
-            info_size: size_of::<TaskInfo>() as u32,
-            reserved: 0,
-        };
-        // SAFETY: `attr` has the size that is passed, and what it points to outlives the call.
-        let link =
-            owned(unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const attr, size_of::<LinkAttr>()) })?;
-        let own = Self(link);
-        // Older kernels would list all threads of the machine, if they accepted the link.
-        own.count()?;
-        Ok(own)
+        let program = program.fd()?.as_fd().as_raw_fd() as u32;
+        // Older kernels list all threads of the machine, whatever they are asked for. Newer ones refuse to be asked for a thread
+        // and a process.
+        if link(program, &TaskInfo { tid: pid, pid, pid_fd: 0, reserved: 0 }).is_ok() {
+            bail!("this kernel cannot list the threads of one process");
+        }
+        Ok(Self(link(program, &TaskInfo { tid: 0, pid, pid_fd: 0, reserved: 0 })?))
     }
 
     /// How many threads are on a CPU. It takes some microseconds.
@@ -87,6 +75,23 @@ impl RunningThreads {
             }
         }
     }
+}
+
+/// Attaches an iterator over tasks.
+fn link(program: u32, info: &TaskInfo) -> io::Result<OwnedFd> {
+    const BPF_LINK_CREATE: libc::c_long = 28;
+    const BPF_TRACE_ITER: u32 = 28;
+    let attr = LinkAttr {
+        program,
+        target: 0,
+        attach_type: BPF_TRACE_ITER,
+        flags: 0,
+        info: std::ptr::from_ref(info) as u64,
+        info_size: size_of::<TaskInfo>() as u32,
+        reserved: 0,
+    };
+    // SAFETY: `attr` has the size that is passed, and what it points to outlives the call.
+    owned(unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const attr, size_of::<LinkAttr>()) })
 }
 
 #[cfg(test)]

@@ -5,12 +5,13 @@
 //! has one. So a burst also notes how many of the program's threads were on a CPU, and the CPU time between bursts comes
 //! from the program's clock. The kernel updates that clock at its ticks and context switches only, so it says nothing about
 //! a single burst, but all of the CPU time over many.
-
 //!
 //! A burst alone stands for the CPU time before it ([`BurstSums::add`] gives what follows from that at once), but that is
 //! biased: a program that works in turns has its CPU time noted at the end of a turn, and is met next at the beginning of
 //! another, where it may do something else. So a batch of bursts has one rate, for all CPU time of the batch, and what the
 //! single bursts gave is corrected.
+
+use lj_trace_estimate::variance::Variance;
 
 /// The CPU time of bursts that makes a rate, as a part of the length of one burst. The program runs through most bursts that
 /// see it at all.
@@ -56,7 +57,12 @@ impl BurstTotals {
     /// What was allocated between the bursts, at the rate in them.
     fn between(&self) -> BetweenBursts {
         let part = self.between / self.ran;
-        BetweenBursts { net: self.net * part, cycles: self.cycles * part, variance: 0.0 }
+        BetweenBursts { net: SampledSum::of(self.net * part), cycles: SampledSum::of(self.cycles * part) }
+    }
+
+    /// Bytes and cycles per second of CPU time.
+    fn rates(&self) -> [f64; 2] {
+        [self.net / self.ran, self.cycles / self.ran]
     }
 }
 
@@ -68,23 +74,81 @@ pub struct BurstSums {
     /// The batch under way, the number of rates in it, and what they gave.
     batch: BurstTotals,
     rates: u32,
-    given: BetweenBursts,
+    given: [f64; 2],
     /// The CPU time in the previous burst: the clock counts it, too.
     last_ran: f64,
-    /// The rate of the last batch in bytes per second of CPU time, and the number of batches.
-    rate: Option<f64>,
-    batches: u32,
+    /// Bytes and cycles per second of CPU time in the last batch, and the CPU time between its bursts.
+    before: Option<([f64; 2], f64)>,
+    /// Of bytes and of cycles.
+    spreads: [BatchSpread; 2],
+}
+
+/// What the differences between batches say of the errors of one figure.
+#[derive(Clone, Copy, Debug, Default)]
+struct BatchSpread {
+    variance: Variance,
+    /// Half of the squared differences of rates, and how many there are.
+    changes: f64,
+    count: u32,
+    /// The variance that was given.
+    given: f64,
+}
+
+impl BatchSpread {
+    /// Adds the difference between the rates of neighbouring batches. `time` is the root of the sum of the squared CPU times for
+    /// which only this difference says how far they are off.
+    ///
+    /// Neighbouring batches are so near that the phase of the program is the same in most: their difference is that of two samples
+    /// of the same.
+    fn add(&mut self, change: f64, time: f64) {
+        /// Each batch is in two differences.
+        const FREEDOM: f64 = 2.0 / 3.0;
+        let variance = change * change / 2.0;
+        self.variance.add(variance * time * time, FREEDOM);
+        (self.changes, self.count) = (self.changes + variance, self.count + 1);
+    }
+
+    /// What the variance has grown by since the last call. It may fall: the more batches there are, the better it is known. `unknown`
+    /// is its root as long as there is no difference.
+    fn rise(&mut self, unknown: f64) -> f64 {
+        let root = if self.count == 0 { unknown } else { self.variance.error(f64::INFINITY) / 2.0 };
+        root * root - std::mem::replace(&mut self.given, root * root)
+    }
+
+    /// The variance of a rate from as much as a part of a batch. [`None`] if there is no difference.
+    fn of_rate(&self, part: f64) -> Option<f64> {
+        (self.count > 0).then(|| self.changes / f64::from(self.count) / part)
+    }
 }
 
 /// What was allocated between bursts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BetweenBursts {
     /// Bytes allocated, less bytes freed explicitly. Negative if more than that was given before.
-    pub net: f64,
-    /// The variance of `net`.
-    pub variance: f64,
+    pub net: SampledSum,
     /// Cycles that began.
-    pub cycles: f64,
+    pub cycles: SampledSum,
+}
+
+/// A sum that comes from samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SampledSum {
+    /// The sum.
+    pub value: f64,
+    /// Its variance.
+    pub variance: f64,
+}
+
+impl SampledSum {
+    /// A sum whose variance comes with a later one.
+    fn of(value: f64) -> Self {
+        Self { value, variance: 0.0 }
+    }
+
+    fn add(&mut self, more: Self) {
+        self.value += more.value;
+        self.variance += more.variance;
+    }
 }
 
 impl BurstSums {
@@ -100,12 +164,12 @@ impl BurstSums {
         let last = std::mem::take(&mut self.last);
         let mut seen = last.between();
         self.batch.join(&last);
-        self.given =
-            BetweenBursts { net: self.given.net + seen.net, cycles: self.given.cycles + seen.cycles, variance: 0.0 };
+        self.given = [self.given[0] + seen.net.value, self.given[1] + seen.cycles.value];
         self.rates += 1;
         if self.rates >= BATCH {
             let more = self.end_batch();
-            (seen.net, seen.cycles, seen.variance) = (seen.net + more.net, seen.cycles + more.cycles, more.variance);
+            seen.net.add(more.net);
+            seen.cycles.add(more.cycles);
         }
         Some(seen)
     }
@@ -115,18 +179,18 @@ impl BurstSums {
         let batch = std::mem::take(&mut self.batch);
         let given = std::mem::take(&mut self.given);
         self.rates = 0;
-        let BetweenBursts { net, cycles, .. } = batch.between();
-        let rate = batch.net / batch.ran;
-        // Neighbouring batches are so near that the phase of the program is the same in most: their difference is that of two
-        // samples of the same. From a few of them the variance is not known well.
-        let change = self.rate.replace(rate).map_or(rate, |last| rate - last);
-        self.batches = self.batches.saturating_add(1);
-        let few = 1.0 + 4.0 / f64::from(self.batches);
-        BetweenBursts {
-            net: net - given.net,
-            cycles: cycles - given.cycles,
-            variance: (change * batch.between * few).powi(2) / 2.0,
-        }
+        let (seen, rates) = (batch.between(), batch.rates());
+        let before = self.before.replace((rates, batch.between));
+        let mut missing = |seen: SampledSum, which: usize| {
+            let spread = &mut self.spreads[which];
+            if let Some((before, time)) = before {
+                // The first difference stands for both of its batches.
+                let time = if spread.count == 0 { time.hypot(batch.between) } else { batch.between };
+                spread.add(rates[which] - before[which], time);
+            }
+            SampledSum { value: seen.value - given[which], variance: spread.rise(seen.value) }
+        };
+        BetweenBursts { net: missing(seen.net, 0), cycles: missing(seen.cycles, 1) }
     }
 
     /// A burst did not come off. `clock` is as for [`add`](Self::add).
@@ -139,15 +203,20 @@ impl BurstSums {
     pub fn rest(&mut self) -> Result<BetweenBursts, f64> {
         let mut batch = self.batch;
         batch.join(&std::mem::take(&mut self.last));
-        let Some(rate) = self.rate.filter(|_| self.rates == 0).or((batch.ran > 0.0).then(|| batch.net / batch.ran))
-        else {
-            *self = Self::default();
+        let own = (batch.ran > 0.0).then(|| batch.rates());
+        let before = self.before.map(|(rates, _)| rates);
+        let (given, is_one, part) = (self.given, self.rates < 2, f64::from(self.rates.max(1)) / f64::from(BATCH));
+        let spreads = self.spreads;
+        *self = Self { spreads, ..Self::default() };
+        let Some(rates) = before.filter(|_| is_one).or(own) else {
             return Err(batch.between.max(0.0));
         };
-        let net = rate * batch.between - self.given.net;
-        let cycles = if batch.ran > 0.0 { batch.between().cycles - self.given.cycles } else { 0.0 };
-        *self = Self::default();
-        Ok(BetweenBursts { net, cycles, variance: (rate * batch.between).powi(2) })
+        let rest = |which: usize| {
+            let all = rates[which] * batch.between;
+            let known = spreads[which].of_rate(part).map(|variance| variance * batch.between * batch.between);
+            SampledSum { value: all - given[which], variance: known.unwrap_or(all * all) }
+        };
+        Ok(BetweenBursts { net: rest(0), cycles: rest(1) })
     }
 }
 
@@ -213,11 +282,11 @@ mod tests {
             let seen = BurstSeen { net: program.net(at, at + BURST), cycles: 0.0, time: BURST, ran, weight };
             net += seen.net;
             if let Some(more) = sums.add(seen, passed) {
-                (net, variance) = (net + more.net, variance + more.variance);
+                (net, variance) = (net + more.net.value, variance + more.net.variance);
             }
         }
-        let rest = sums.rest().unwrap_or_default();
-        [program.net(0.0, at), net + rest.net, (variance + rest.variance).sqrt()]
+        let rest = sums.rest().unwrap_or_default().net;
+        [program.net(0.0, at), net + rest.value, (variance + rest.variance).sqrt()]
     }
 
     /// Whatever a program does, and however much rarer bursts are while it runs: errors hold as often as they say, and there

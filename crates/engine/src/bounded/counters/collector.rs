@@ -17,9 +17,9 @@
 //! [`GCSfinalize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.h#L11-L14
 //! [`LJ_MAX_STRTAB`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_def.h#L58
 
-use lj_trace_estimate::observation::Tables;
+use lj_trace_estimate::observation::{Doubt, Tables};
 
-use super::bursts::{BurstSeen, BurstSums};
+use super::bursts::{BetweenBursts, BurstSeen, BurstSums};
 use super::place::Raw;
 
 /// `GCSfinalize`, `lj_gc.h`: in this state the estimate falls by the collector's guess of what finalizers cost.
@@ -54,16 +54,14 @@ pub struct Collector {
     gross: u64,
     tables: Tables,
     cycles: f64,
-    /// Bytes of `net` that are extrapolated because a reading came late.
-    guessed: f64,
+    net_doubt: Doubt,
+    cycles_doubt: Doubt,
     /// How often the VM's own counter of all bytes has fallen.
     fallen: u64,
     /// The burst under way.
     burst: Option<Burst>,
     /// The bursts so far, if single readings are too slow.
     bursts: BurstSums,
-    /// The variance of `net`, from bursts.
-    variance: f64,
     /// The recent allocation rate in bytes per second.
     rate: f64,
     /// The rate between the last two readings of one cycle, in bytes per second.
@@ -145,7 +143,7 @@ impl Collector {
                 self.flipped(&last, &raw, time).unwrap_or(rise)
             } else {
                 let net = usual.max(rise);
-                self.guessed += net.max(0.0);
+                self.net_doubt.guessed += net.max(0.0);
                 net
             }
         } else {
@@ -226,30 +224,33 @@ impl Collector {
         if let (Some((running, weight)), Some(clock)) = (running, burst.ran) {
             let seen = BurstSeen { net, cycles, time, ran: time * running, weight };
             if let Some(between) = self.bursts.add(seen, clock) {
-                self.net += between.net;
-                self.cycles += between.cycles;
-                self.variance += between.variance;
-                self.guessed += between.net.abs() * BURST_BIAS;
+                self.add_between(&between);
+                self.net_doubt.guessed += between.net.value.abs() * BURST_BIAS;
+                self.cycles_doubt.guessed += between.cycles.value.abs() * BURST_BIAS;
             }
         } else {
-            self.net += net / time * burst.gap;
-            self.guessed += (net / time * burst.gap).max(0.0) * BURST_ERROR;
-            self.cycles += cycles / time * burst.gap;
+            let [net, cycles] = [net, cycles].map(|seen| seen / time * burst.gap);
+            (self.net, self.cycles) = (self.net + net, self.cycles + cycles);
+            self.net_doubt.guessed += net.max(0.0) * BURST_ERROR;
+            self.cycles_doubt.guessed += cycles * BURST_ERROR;
         }
+    }
+
+    fn add_between(&mut self, between: &BetweenBursts) {
+        self.net += between.net.value;
+        self.net_doubt.variance += between.net.variance;
+        self.cycles += between.cycles.value;
+        self.cycles_doubt.variance += between.cycles.variance;
     }
 
     /// There are no more bursts: what was allocated since the last rate is extrapolated.
     pub fn end_bursts(&mut self) {
         match self.bursts.rest() {
-            Ok(between) => {
-                self.net += between.net;
-                self.cycles += between.cycles;
-                self.variance += between.variance;
-            }
+            Ok(between) => self.add_between(&between),
             Err(ran) => {
                 let rate = if self.had_cpu > 0.0 { self.rate / self.had_cpu } else { 0.0 };
                 self.net += rate * ran;
-                self.guessed += rate * ran;
+                self.net_doubt.guessed += rate * ran;
             }
         }
     }
@@ -286,7 +287,7 @@ impl Collector {
     /// Starts anew: the next reading says nothing about the time before it.
     pub fn begin_anew(&mut self) {
         self.end_bursts();
-        (self.last, self.burst) = (None, None);
+        (self.last, self.burst, self.ran_before) = (None, None, None);
     }
 
     /// The change of a counter that wraps around at its width.
@@ -300,14 +301,14 @@ impl Collector {
         self.net
     }
 
-    /// Bytes of [`net`](Self::net) that are extrapolated.
-    pub fn guessed(&self) -> f64 {
-        self.guessed
+    /// What is uncertain about [`net`](Self::net), in bytes.
+    pub fn net_doubt(&self) -> Doubt {
+        self.net_doubt
     }
 
-    /// The variance of [`net`](Self::net), in bytes squared, beside what is guessed.
-    pub fn variance(&self) -> f64 {
-        self.variance
+    /// What is uncertain about [`cycles`](Self::cycles).
+    pub fn cycles_doubt(&self) -> Doubt {
+        self.cycles_doubt
     }
 
     /// How often a counter that should only rise has fallen.
@@ -468,7 +469,7 @@ mod tests {
     fn it_is_known_what_is_guessed() {
         let late = |every| {
             let (collector, allocated) = run(true, 1000, 40_000, 8, every);
-            (collector.guessed() / allocated, collector.net() / allocated)
+            (collector.net_doubt().guessed / allocated, collector.net() / allocated)
         };
         // A cycle takes 48 ticks; a reading is late after 150.
         assert_eq!(late(4).0, 0.0);
@@ -498,7 +499,7 @@ mod tests {
                     collector.add(wall, Raw { total, estimate, white, state: 4, allocated: None, table: 64 });
                 }
             }
-            (collector.net() / allocated as f64 - 1.0, collector.guessed() / allocated as f64)
+            (collector.net() / allocated as f64 - 1.0, collector.net_doubt().guessed / allocated as f64)
         };
         let ((by_clock, _), (by_cpu, guessed)) = (starved(false), starved(true));
         assert!(by_cpu.abs() < 0.01 && by_cpu.abs() * 2.0 < by_clock.abs(), "{by_clock} {by_cpu}");

@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use lj_trace_estimate::observation::{Reading, Tables};
+use lj_trace_estimate::observation::{Doubt, Reading, Tables};
 use lj_trace_luajit::Vm;
 use lj_trace_probes::running_threads::RunningThreads;
 use lj_trace_process::privileges;
@@ -66,8 +66,8 @@ const MOST_SKIPPED: u32 = 50;
 const LONG_ENOUGH: Duration = Duration::from_millis(100);
 const LONG_ENOUGH_IN_BURSTS: Duration = Duration::from_secs(5);
 
-/// A program that so few bursts meet on a CPU is looked at more often; and the bursts over which that is averaged. Of looks that do not
-/// meet it, one of so many becomes a burst.
+/// A program that so few bursts meet on a CPU is looked at more often, unless many programs are recorded; and the bursts over which that
+/// is averaged. Of looks that do not meet it, one of so many becomes a burst.
 const RARELY: f64 = 0.25;
 const LOOKS: f64 = 100.0;
 const ONE_OF: u32 = 4;
@@ -234,7 +234,7 @@ impl Pace {
     /// The time to the next reading or burst, after so many equal readings in a row.
     fn interval(&self, alike: u32, on_cpu: f64) -> Duration {
         match alike {
-            0..=LONG_ALIKE if self.bursts && on_cpu < RARELY => self.interval,
+            0..=LONG_ALIKE if self.bursts && on_cpu < RARELY && !self.is_of_host => self.interval,
             0..=LONG_ALIKE if self.bursts => self.interval * self.burst_every(),
             0..=ALIKE => self.interval,
             alike if alike <= LONG_ALIKE => self.interval.max(IDLE_INTERVAL),
@@ -329,6 +329,8 @@ impl Reader {
             let is_news = has_changed || alike <= ALIKE || alike > LONG_ALIKE || alike % 8 == 0 || is_last;
             if is_last {
                 self.vms.iter_mut().for_each(|vm| vm.collector.end_bursts());
+                // Its last correction counts, even if it makes less of the sum.
+                self.net = 0.0;
             }
             let sum = self.sum();
             if is_news && self.sender.send(sum).is_err() || is_last {
@@ -394,7 +396,8 @@ impl Reader {
         // A single slow look may have been interrupted.
         self.slow_looks = if began.elapsed() > SLOW_LOOK { self.slow_looks + 1 } else { 0 };
         if count.is_err() || self.slow_looks > SLOW_LOOKS {
-            self.running = None;
+            // Without looks, each burst is a whole one.
+            (self.running, self.on_cpu) = (None, 1.0);
         }
         Some(f64::from(count.ok()?))
     }
@@ -405,7 +408,8 @@ impl Reader {
             // A thread that wakes up on the target's CPU stops the target, here a thousand times per second.
             self.other_cpu.go();
             let cycles = self.sum().cycles;
-            let begun = cycles - std::mem::replace(&mut self.cycles, cycles);
+            // What single bursts gave may be more than what their batch gives.
+            let begun = cycles.saturating_sub(std::mem::replace(&mut self.cycles, cycles));
             let before = std::mem::replace(&mut self.judged_at, self.ran);
             let ran = self.ran.zip(before).map(|(now, before)| Duration::from_secs_f64((now - before).max(0.0)));
             self.pace.judge(begun, ran);
@@ -453,10 +457,10 @@ impl Reader {
         let collectors = || self.vms.iter().map(|vm| &vm.collector);
         let cycles = collectors().map(Collector::cycles).sum();
         let collectors = || self.vms.iter().map(|vm| &vm.collector);
-        let guessed = collectors().map(Collector::guessed).sum::<f64>() as u64;
-        let variance = collectors().map(Collector::variance).sum();
+        let net_doubt = collectors().map(Collector::net_doubt).fold(Doubt::default(), Doubt::and);
+        let cycles_doubt = collectors().map(Collector::cycles_doubt).fold(Doubt::default(), Doubt::and);
         let fallen = collectors().map(Collector::fallen).sum();
-        Reading { at: now(), net: self.net as u64, gross, cycles, tables, guessed, variance, fallen }
+        Reading { at: now(), net: self.net as u64, gross, cycles, tables, net_doubt, cycles_doubt, fallen }
     }
 }
 
