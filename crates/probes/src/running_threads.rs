@@ -57,10 +57,10 @@ impl RunningThreads {
         Ok(Self(link(program, &TaskInfo { tid: 0, pid, pid_fd: 0, reserved: 0 })?))
     }
 
-    /// How many threads are on a CPU. It takes some microseconds.
+    /// How many threads are on a CPU; none if the process is gone. It takes some microseconds.
     ///
     /// # Errors
-    /// The kernel has no memory, or the process is gone.
+    /// The kernel has no memory.
     pub fn count(&self) -> io::Result<u32> {
         const BPF_ITER_CREATE: libc::c_long = 33;
         let attr = [self.0.as_raw_fd() as u32, 0];

@@ -203,6 +203,11 @@ impl Collector {
         self.burst = Some(Burst { gap, ran, began: at, net, cycles, is_broken: false });
     }
 
+    /// Whether a burst is under way.
+    pub fn is_in_burst(&self) -> bool {
+        self.burst.is_some()
+    }
+
     /// Does without the rest of a burst.
     pub fn skip_burst(&mut self) {
         if let Some(burst) = self.burst.take() {

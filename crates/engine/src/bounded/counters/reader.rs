@@ -191,6 +191,8 @@ enum Readings {
     Single,
     /// The first reading of a burst, after a longer time.
     FirstOfBurst,
+    /// Another one of a burst.
+    InBurst,
 }
 
 impl Readings {
@@ -203,6 +205,9 @@ impl Readings {
                 collector.begin_burst(at, raw);
                 return None;
             }
+            // The first reading may have ended at a VM before this one, which was closed.
+            Self::InBurst if !collector.is_in_burst() => return None,
+            Self::InBurst => collector.add(at, raw),
         }
         Some(collector.cycles().saturating_sub(before))
     }
@@ -382,7 +387,7 @@ impl Reader {
                 std::hint::spin_loop();
             }
             began = Instant::now();
-            self.read(Readings::Single);
+            self.read(Readings::InBurst);
         }
         let running = before.and_then(|before| Some((before + self.threads_running()?) / 2.0));
         self.vms.iter_mut().for_each(|vm| vm.collector.end_burst(running.map(|running| (running, weight))));
@@ -424,8 +429,7 @@ impl Reader {
         let bytes = memory.read_scattered(&places);
         let at = now() as f64 * 1e-9;
         // Readings of a burst are microseconds apart.
-        let is_in_burst = matches!(readings, Readings::Single) && self.pace.bursts;
-        let ran = if is_in_burst { None } else { Some(cpu.read()) };
+        let ran = if matches!(readings, Readings::InBurst) { None } else { Some(cpu.read()) };
         self.ran = ran.flatten().or(self.ran);
         let mut rest = bytes.as_slice();
         let mut has_changed = false;
