@@ -182,7 +182,7 @@ fn a_kernel_without_windows_is_said_to_have_none() -> Result<()> {
 #[test]
 fn totals_of_fast_cycles_are_within_twice_their_errors() -> Result<()> {
     /// The numbers of the programs, and the largest error that may be stated.
-    const PROGRAMS: [(u64, f64); 2] = [(3, 0.2), (20, 0.8)];
+    const PROGRAMS: [(u64, f64); 2] = [(3, 0.2), (20, 1.5)];
     let Some(program) = windows::are_possible().then(|| Program::find(LUAJIT)).flatten() else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     for (number, largest) in PROGRAMS {
