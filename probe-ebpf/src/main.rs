@@ -22,6 +22,7 @@ mod memory;
 mod off_cpu;
 mod off_cpu_threads;
 mod pending;
+mod running_threads;
 mod sample;
 mod scratch;
 mod stack_copy;

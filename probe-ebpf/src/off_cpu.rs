@@ -10,7 +10,7 @@
 use core::arch::asm;
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::{BPF_NOEXIST, pt_regs, seq_file, task_struct};
+use aya_ebpf::bindings::{BPF_NOEXIST, pt_regs, task_struct};
 use aya_ebpf::helpers::bpf_get_smp_processor_id;
 use aya_ebpf::helpers::generated::{
     bpf_get_prandom_u32, bpf_get_task_stack, bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_seq_write, bpf_task_pt_regs,
@@ -24,6 +24,7 @@ use crate::clock::Timer;
 use crate::count::add_of;
 use crate::maps::{BUSY, CONFIG, ITERATED, OFF_CPU_THREADS, RUN_QUEUE_CLOCK, WAITING_TASK};
 use crate::off_cpu_threads::{first_seen, may_be_recorded, recorded, thread_entry};
+use crate::running_threads::TaskIteration;
 use crate::scratch::{PAYLOAD, Scratch, WaitingRoom};
 use crate::{off_cpu_threads, sample, turns};
 
@@ -297,13 +298,6 @@ fn copy_kernel_stack(scratch: &mut Scratch, entry: &OffCpuThread) {
     if outcome == 0 {
         scratch.header.kernel_size = entry.kernel_size & 0x1ff;
     }
-}
-
-/// The context with which the kernel calls an iterator over tasks: `struct bpf_iter__task`.
-#[repr(C)]
-pub struct TaskIteration {
-    meta: *const *mut seq_file,
-    task: *mut task_struct,
 }
 
 /// Reports each thread of one process that is off the CPU, and where it waits.

@@ -2,8 +2,10 @@
 //! the errors that they state.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::benches::totals_of;
 use lj_trace_tests::bounded_run::{BOUNDED, BoundedRun, STATED};
 use lj_trace_tests::estimates::{Estimates, Place};
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
@@ -172,5 +174,22 @@ fn a_kernel_without_windows_is_said_to_have_none() -> Result<()> {
     let options = ["--mode", "memprof", "--overhead", "5%", "--no-uprobe-multi"];
     let outcome = run(["--pid", &pid, "--output", &output].into_iter().chain(options))?;
     outcome.expect(exit_code::UNAVAILABLE, &["Linux 6.6 has", "--max-overhead"]);
+    Ok(())
+}
+
+/// Two generated programs whose collection cycles are far too fast for single readings: one that never sleeps, and one that
+/// sleeps after each turn of work. Errors are stated for 19 of 20 cases: twice as much is not exceeded by chance.
+#[test]
+fn totals_of_fast_cycles_are_within_twice_their_errors() -> Result<()> {
+    /// The numbers of the programs, and the largest error that may be stated.
+    const PROGRAMS: [(u64, f64); 2] = [(3, 0.2), (20, 1.5)];
+    let Some(program) = windows::are_possible().then(|| Program::find(LUAJIT)).flatten() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    for (number, largest) in PROGRAMS {
+        let totals = totals_of(&program, number, "2%", Duration::from_secs(3), folder.path())?;
+        println!("program {number}: {totals}, {:?} cycles", totals.cycles);
+        ensure!(totals.cycles.value > 200.0 * totals.seconds, "program {number}: its cycles are slow");
+        ensure!(totals.is_within(2.0) && totals.told.relative_error() < largest, "program {number}: {totals}");
+    }
     Ok(())
 }

@@ -9,10 +9,11 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::{Attribute, File, ImplItem, Item, UseTree, Visibility};
 
 /// Files outside these folders that may use names of a processor, and why.
-const ALLOWED: [(&str, &str); 3] = [
+const ALLOWED: [(&str, &str); 4] = [
     ("probe-ebpf/src/count.rs", "the assembler language is BPF's own: it is that of no processor"),
     ("probe-ebpf/src/off_cpu.rs", "as in count.rs"),
     ("probe-ebpf/src/off_cpu_threads.rs", "as in count.rs"),
+    ("probe-ebpf/src/running_threads.rs", "as in count.rs"),
 ];
 
 /// Names of x86-64 registers, and of the library that decodes its instructions, as they appear in this code.

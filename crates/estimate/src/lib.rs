@@ -37,6 +37,7 @@ mod tests;
 mod timeline;
 mod total;
 mod used_time;
+pub mod variance;
 mod warnings;
 
 use std::time::Duration;
@@ -193,8 +194,8 @@ pub struct Total {
     pub net: Figure,
     /// Bytes allocated.
     pub gross: Figure,
-    /// Collection cycles that have begun. Measured.
-    pub cycles: u64,
+    /// Collection cycles that have begun. Measured, unless they were too fast to be read one by one.
+    pub cycles: Figure,
 }
 
 /// The allocations of one source.

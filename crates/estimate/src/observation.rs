@@ -17,8 +17,32 @@ pub struct SourceId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ActivityId(pub u32);
 
+/// What is uncertain about a sum, since the beginning of its recording.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Doubt {
+    /// The part that is extrapolated: the true value of this part is between zero and twice that. If a cycle ended between
+    /// two readings and the second came late, the bytes swept meanwhile are not known.
+    pub guessed: f64,
+    /// The variance of what comes from samples of the counters: if cycles are too fast for readings one by one, they come in
+    /// bursts.
+    pub variance: f64,
+}
+
+impl Doubt {
+    /// The sum of two independent figures has the doubts of both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self { guessed: self.guessed + other.guessed, variance: self.variance + other.variance }
+    }
+
+    /// By how much the rise of the sum since an earlier moment may be off, in 19 of 20 cases.
+    pub fn error_since(&self, earlier: &Self) -> f64 {
+        (self.guessed - earlier.guessed).max(0.0) + 2.0 * (self.variance - earlier.variance).max(0.0).sqrt()
+    }
+}
+
 /// The counters of the garbage collectors of all VMs together, read from outside while the target runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Reading {
     /// The time of the reading.
     pub at: Nanos,
@@ -31,9 +55,10 @@ pub struct Reading {
     pub cycles: u64,
     /// The part of all these bytes that string tables have taken since the first reading.
     pub tables: Tables,
-    /// The extrapolated part of `net`, in bytes. If a cycle ended between two readings and the second came late, the bytes
-    /// swept meanwhile are not known.
-    pub guessed: u64,
+    /// What is uncertain about `net`, in bytes.
+    pub net_doubt: Doubt,
+    /// What is uncertain about `cycles`.
+    pub cycles_doubt: Doubt,
     /// How often a counter that should only rise has fallen.
     pub fallen: u64,
 }

@@ -24,14 +24,21 @@ pub fn total(first: &Reading, last: &Reading, outcome: &Outcome, spread: &Spread
             Figure::estimated(outcome.gross, spread.gross.hypot(doubt * outcome.gross))
         }
     };
-    Total { net: net(first, last), gross, cycles: last.cycles.saturating_sub(first.cycles) }
+    Total { net: net(first, last), gross, cycles: cycles(first, last) }
 }
 
-/// The bytes allocated and not freed explicitly, according to the counters. The true value of a guessed part is between
-/// zero and twice that part.
+/// The bytes allocated and not freed explicitly, according to the counters.
 fn net(first: &Reading, last: &Reading) -> Figure {
-    let (net, guessed) = (last.net.saturating_sub(first.net) as f64, last.guessed.saturating_sub(first.guessed) as f64);
-    if guessed <= COUNTERS * net { Figure::measured(net) } else { Figure::estimated(net, guessed) }
+    let net = last.net.saturating_sub(first.net) as f64;
+    let error = last.net_doubt.error_since(&first.net_doubt);
+    if error <= COUNTERS * net { Figure::measured(net) } else { Figure::estimated(net, error) }
+}
+
+/// The cycles that have begun.
+fn cycles(first: &Reading, last: &Reading) -> Figure {
+    let cycles = last.cycles.saturating_sub(first.cycles) as f64;
+    let error = last.cycles_doubt.error_since(&first.cycles_doubt);
+    if error > 0.0 { Figure::estimated(cycles, error) } else { Figure::measured(cycles) }
 }
 
 /// The allocations of each source that was seen, the largest first. If the counters are uncertain, so are the bytes of each

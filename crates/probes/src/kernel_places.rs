@@ -38,16 +38,29 @@ pub fn fill_in(object: &mut [u8]) -> anyhow::Result<()> {
     let types = KernelTypes::read().context("the kernel's types")?;
     let function = FUNCTION_NAMES.iter().find_map(|name| types.function(name));
     let function = function.context("they need Linux 6.18 (bpf_task_work_schedule_resume)")?;
+    fill(object, &types, Some(function))
+}
+
+/// Replaces the marks for fields alone: programs that need no more than these can be loaded then.
+///
+/// # Errors
+/// This kernel does not expose its types.
+pub fn fill_in_fields(object: &mut [u8]) -> anyhow::Result<()> {
+    fill(object, &KernelTypes::read().context("the kernel's types")?, None)
+}
+
+fn fill(object: &mut [u8], types: &KernelTypes, function: Option<u32>) -> anyhow::Result<()> {
     let mut offsets = Vec::new();
     for (mark, field) in FIELDS {
         let offset = types.offset("task_struct", field).with_context(|| format!("no task_struct.{field}"))?;
         offsets.push((mark, u16::try_from(offset)?));
     }
-    let clock = run_queue_clock(&types);
+    let clock = run_queue_clock(types);
     offsets.extend(clock.into_iter().flatten());
     for instruction in object.as_chunks_mut::<8>().0 {
         let (offset, number) = (halfword(instruction), immediate(instruction));
         if instruction[0] == CALL && instruction[1] == 0 && number == FUNCTION {
+            let Some(function) = function else { continue };
             instruction[1] = OF_KERNEL;
             instruction[4..].copy_from_slice(&function.to_le_bytes());
         } else if instruction[0] == MOVE && number == HAS_CLOCK {

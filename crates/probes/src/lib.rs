@@ -27,6 +27,7 @@ mod places;
 pub mod plan;
 pub mod programs;
 mod ring;
+pub mod running_threads;
 pub mod sample;
 pub mod sample_buffer;
 pub mod sampler;

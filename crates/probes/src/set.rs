@@ -206,6 +206,10 @@ impl Set {
         if wanted.off_cpu {
             kernel_places::fill_in(object.to_mut())?;
         } else if !wanted.turns {
+            if wanted.memory && wanted.activity {
+                // Without the fields, the one program that reads them is refused.
+                let _ = kernel_places::fill_in_fields(object.to_mut());
+            }
             loader.map_max_entries("OFF_CPU_THREADS", 1).map_max_entries("OFF_CPU_PLACES", 1);
             loader.map_max_entries("OFF_CPU_NUMBERS", 1).map_max_entries("OFF_CPU_FILTER", 1);
         }

@@ -19,6 +19,7 @@ mod switch_program;
 mod switched;
 mod switches;
 mod table;
+mod totals;
 mod waits;
 mod work;
 
@@ -30,4 +31,5 @@ pub use leak::leak;
 pub use off_cpu::off_cpu;
 pub use sampler::sampler;
 pub use switches::switches;
+pub use totals::{Totals, totals, totals_of};
 pub use waits::waits;

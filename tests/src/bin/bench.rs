@@ -1,13 +1,14 @@
 //! Benchmarks with the support of the tests: `bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS
 //! PROGRAMS`, `bench sampler ROUNDS RATES WORKLOADS PROGRAM`, `bench switches ROUNDS RATES EVENTS PROGRAM`, `bench offcpu ROUNDS PROGRAM`, `bench blockers SECONDS`, `bench waits COROUTINES SECONDS PROGRAM`, `bench heap
 //! MILLISECONDS PROGRAMS`, where lists are separated by commas, `bench leak SECONDS ROUNDS`, `bench host PROCESSES
-//! PAUSE SECONDS`, `bench host-memory PROCESSES SECONDS BUDGET` and `bench short-lived RATE MILLISECONDS SECONDS`. `cargo xtask bench` runs them.
+//! PAUSE SECONDS`, `bench host-memory PROCESSES SECONDS BUDGET`, `bench short-lived RATE MILLISECONDS SECONDS` and
+//! `bench totals SECONDS BUDGET FIRST LAST PROGRAM`. `cargo xtask bench` runs them.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use lj_trace_tests::benches::{
-    Plan, blockers, bounded, heap, host, host_memory, leak, off_cpu, sampler, switches, waits,
+    Plan, blockers, bounded, heap, host, host_memory, leak, off_cpu, sampler, switches, totals, waits,
 };
 use lj_trace_tests::programs::{ALL, Program};
 
@@ -55,13 +56,18 @@ fn main() -> Result<()> {
         }
         ["host", processes, pause, seconds] => host::many(processes.parse()?, pause.parse()?, seconds.parse()?),
         ["host-memory", processes, seconds, budget] => host_memory(processes.parse()?, seconds.parse()?, budget),
+        ["totals", seconds, budget, first, last, name] => {
+            let program = program(name)?.with_context(|| format!("this system does not have {name}"))?;
+            totals(seconds.parse()?, budget, first.parse()?..=last.parse()?, &program)
+        }
         ["short-lived", rate, milliseconds, seconds] => {
             host::short(rate.parse()?, milliseconds.parse()?, seconds.parse()?)
         }
         _ => bail!(
             "usage: bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES WORKLOADS PROGRAM \
              | switches ROUNDS RATES EVENTS PROGRAM | offcpu ROUNDS PROGRAM | blockers SECONDS | waits COROUTINES SECONDS PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS \
-             | host PROCESSES PAUSE SECONDS | host-memory PROCESSES SECONDS BUDGET | short-lived RATE MILLISECONDS SECONDS"
+             | host PROCESSES PAUSE SECONDS | host-memory PROCESSES SECONDS BUDGET | short-lived RATE MILLISECONDS SECONDS \
+             | totals SECONDS BUDGET FIRST LAST PROGRAM"
         ),
     }
 }

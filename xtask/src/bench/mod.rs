@@ -40,6 +40,8 @@ enum What {
     Host(supported::Host),
     /// `lj-trace agent` with a budget for memory profiles: their errors against the truth, and what they cost each process
     HostMemory(supported::HostMemory),
+    /// The totals of memory profiles with `--overhead`: of generated programs, held against what these count
+    Totals(supported::Totals),
     /// `lj-trace agent` on a host where processes come and go all the time
     ShortLived(supported::ShortLived),
 }
@@ -59,6 +61,7 @@ pub fn bench(options: &Options) -> Result<()> {
         What::Leak(options) => supported::leak(options),
         What::Host(options) => supported::host(options),
         What::HostMemory(options) => supported::host_memory(options),
+        What::Totals(options) => supported::totals(options),
         What::ShortLived(options) => supported::short_lived(options),
     }
 }

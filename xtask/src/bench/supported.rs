@@ -154,6 +154,29 @@ pub struct HostMemory {
     binary: Option<PathBuf>,
 }
 
+/// Options of `cargo xtask bench totals`.
+#[derive(clap::Args)]
+pub struct Totals {
+    /// For how many seconds each program is recorded
+    #[arg(long, default_value_t = 8)]
+    seconds: u32,
+    /// What that may cost it
+    #[arg(long, default_value = "1%")]
+    budget: String,
+    /// The number of the first program
+    #[arg(long, default_value_t = 1)]
+    first: u64,
+    /// The number of the last one
+    #[arg(long, default_value_t = 25)]
+    last: u64,
+    /// What runs them: luajit, luajit2, tarantool
+    #[arg(long, default_value = "luajit")]
+    program: String,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
 /// Options of `cargo xtask bench short-lived`.
 #[derive(clap::Args)]
 pub struct ShortLived {
@@ -181,6 +204,13 @@ pub fn host(options: &Host) -> Result<()> {
 pub fn host_memory(options: &HostMemory) -> Result<()> {
     let HostMemory { processes, seconds, budget, binary } = options;
     bench("host-memory", &[processes.to_string(), seconds.to_string(), budget.clone()], binary.clone())
+}
+
+/// Measures how far totals are off.
+pub fn totals(options: &Totals) -> Result<()> {
+    let Totals { seconds, budget, first, last, program, binary } = options;
+    let numbers = [seconds.to_string(), budget.clone(), first.to_string(), last.to_string(), program.clone()];
+    bench("totals", &numbers, binary.clone())
 }
 
 /// Measures what an agent makes of processes that live for a short time.

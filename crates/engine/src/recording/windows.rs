@@ -10,6 +10,7 @@ use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_probes::perf_event::Clock;
 use lj_trace_probes::plan::ProbePlan;
 use lj_trace_probes::programs::{ProbeError, Programs};
+use lj_trace_probes::running_threads::RunningThreads;
 use lj_trace_probes::sampler::Sampler;
 use lj_trace_probes::windows::WindowOpener;
 
@@ -93,7 +94,10 @@ impl WindowRecording {
         let rate = ((SAMPLER_PART * budget).min(SAMPLER_BUDGET) / (tick + LIGHT_SAMPLE)).clamp(SLOWEST, FASTEST);
         let activity = ActivityBuffer::open(programs)?;
         let sampler = Sampler::attach_light(programs, process, rate as u32)?;
-        let counters = Counters::start(process, target.recorded(), polled, target.options.scope == Scope::Host);
+        // Without it, totals of programs with fast cycles have wider errors.
+        let running = RunningThreads::of(programs, process.pid()).ok();
+        let counters =
+            Counters::start(process, target.recorded(), polled, target.options.scope == Scope::Host, running);
         let counters = counters.map_err(|error| EngineError::io("start a thread", &error))?;
         let is_cheap = probes.plans().iter().all(ProbePlan::is_cheap);
         let settings = Settings {

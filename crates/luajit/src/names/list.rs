@@ -94,11 +94,12 @@ impl ListWalk {
         // walk has become twice as long (Brent's algorithm).
         let (mut noted, mut last) = (0, None);
         for count in 1_usize.. {
-            // The main thread is the VM's first object, so it is the last one on the list before userdata.
-            if address == 0 || address == vm.main_thread {
+            // The main thread is the VM's first object, so it is the last one on the list before userdata. What ends elsewhere is
+            // another list, such as a chain of strings.
+            if address == vm.main_thread {
                 return Some(ListEnd::List);
             }
-            if address == noted {
+            if address == 0 || address == noted {
                 return None;
             }
             if *budget == 0 {
@@ -115,8 +116,8 @@ impl ListWalk {
             }
             let kind = type_of(&pages, layout, address).ok()?;
             let next = pages.read_ref(layout.is_gc64(), address).ok()?;
-            // Only these types are collectable: any other means that the list is torn.
-            if !(gct::STR..=13).contains(&kind) {
+            // Only these types are on this list: any other means that it is torn.
+            if !(gct::STR + 1..=13).contains(&kind) {
                 return None;
             }
             if kind == gct::PROTO {

@@ -88,9 +88,16 @@ impl ReadMemory for Torn {
 
 #[test]
 fn what_the_program_hid_is_looked_for_once_more() {
+    // Nowhere, and to a string, which is the last of its chain.
+    for astray in [0x1000_0000, (NAME - BASE) / OBJECT] {
+        check_that_it_is_looked_for_again(astray);
+    }
+}
+
+/// The first object leads astray, and there is no prototype before it to return to.
+fn check_that_it_is_looked_for_again(astray: u64) {
     let (whole, vm) = vm_with(&NESTED, |number| number + 1);
-    // Its first object leads astray, and there is no prototype before it to return to.
-    let (torn, _) = vm_with(&NESTED, |number| if number == 0 { 0x1000_0000 } else { number + 1 });
+    let (torn, _) = vm_with(&NESTED, |number| if number == 0 { astray } else { number + 1 });
     let memory = Torn { torn, whole, is_whole: Cell::new(false) };
     let key = key(&memory.whole, &vm, 1);
     let mut namer = FunctionNamer::default();

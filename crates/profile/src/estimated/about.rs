@@ -5,6 +5,7 @@ use lj_trace_streams::Annotation;
 use lj_trace_text::bytes;
 
 use super::notes::{ESTIMATE, parse_figure, write_figure};
+use super::text::with_error;
 
 /// What is known of all lines together, and from how much data.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,8 +26,8 @@ pub struct AboutEstimate {
     pub withheld: Vec<String>,
     /// Whether the shares contradict themselves, too.
     pub no_shares: bool,
-    /// The number of collection cycles, which is measured.
-    pub cycles: u64,
+    /// The number of collection cycles.
+    pub cycles: Option<Figure>,
     /// The share that a line may have although no window saw it.
     pub unseen: f64,
     /// The largest error of a line's share.
@@ -48,7 +49,7 @@ impl AboutEstimate {
             withheld: estimate.broken.iter().map(ToString::to_string).collect(),
             no_shares: estimate.broken.iter().any(|broken| broken.is_of_shares()),
             gross: Some(estimate.total.gross),
-            cycles: estimate.total.cycles,
+            cycles: Some(estimate.total.cycles),
             unseen: estimate.unseen,
             error: errors.reduce(f64::max),
             warnings: estimate.warnings.iter().map(ToString::to_string).collect(),
@@ -96,13 +97,13 @@ impl AboutEstimate {
             property("events", self.events.to_string()),
             property("covered", self.covered.to_string()),
             property("recorded", self.recorded.to_string()),
-            property("cycles", self.cycles.to_string()),
             property("unseen", self.unseen.to_string()),
         ];
         properties.extend(self.error.map(|error| property("error", error.to_string())));
         properties.extend(self.warnings.iter().map(|warning| property("warning", warning.clone())));
         properties.extend(self.withheld.iter().map(|reason| property("withheld", reason.clone())));
         properties.extend(self.no_shares.then(|| property("no shares", String::new())));
+        properties.extend(self.cycles.map(|cycles| property("cycles", write_figure(cycles))));
         properties.extend(self.net.map(|net| property("net", write_figure(net))));
         properties.extend(self.gross.map(|gross| property("gross", write_figure(gross))));
         properties
@@ -121,7 +122,7 @@ impl AboutEstimate {
             "recorded" => self.recorded = share(),
             "withheld" => self.withheld.push(value.to_owned()),
             "no shares" => self.no_shares = true,
-            "cycles" => self.cycles = number(),
+            "cycles" => self.cycles = parse_figure(value),
             "unseen" => self.unseen = share(),
             "error" => self.error = Some(share()),
             "warning" => self.warnings.push(value.to_owned()),
@@ -156,18 +157,20 @@ impl AboutEstimate {
     /// The totals, one line each.
     pub fn lines(&self) -> Vec<String> {
         let Some(gross) = self.gross else { return vec![self.made_from()] };
+        let said = |figure: Figure, show: fn(u64) -> String| {
+            let how = if figure.error.is_some() { "estimate" } else { "measured" };
+            format!("{} ({how})", with_error(figure, |value| show(value.round() as u64)))
+        };
         let figure = |figure: Option<Figure>| {
-            let Some(figure) = figure.filter(|_| self.has_bytes()) else { return "withheld".to_owned() };
-            let value = bytes(figure.value.round() as u64);
-            match figure.error {
-                Some(error) => format!("{value} ±{} (estimate)", bytes(error.round() as u64)),
-                None => format!("{value} (measured)"),
-            }
+            let figure = figure.filter(|_| self.has_bytes());
+            figure.map_or_else(|| "withheld".to_owned(), |figure| said(figure, bytes))
         };
         let total = format!("total allocated    {}", figure(Some(gross)));
         let net = format!("less explicit frees {}", figure(self.net));
-        let cycles = format!("collection cycles  {} (measured)", self.cycles);
-        let mut lines = vec![self.made_from(), total, net, cycles];
+        let mut lines = vec![self.made_from(), total, net];
+        lines.extend(
+            self.cycles.map(|cycles| format!("collection cycles  {}", said(cycles, |value| value.to_string()))),
+        );
         lines.extend(self.withheld.iter().map(|reason| format!("WITHHELD: {reason}; so no bytes are told")));
         if !self.is_exact() {
             let unseen = self.unseen * 100.0;

@@ -21,7 +21,7 @@ const CYCLES: usize = 3;
 pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn Write) -> io::Result<()> {
     let followed: u64 = profile.lives.values().map(|life| life.followed).sum();
     if followed == 0 {
-        if profile.polled && profile.about.cycles > 0 {
+        if profile.polled && profile.about.cycles.is_some_and(|cycles| cycles.value > 0.0) {
             writeln!(
                 out,
                 "\nWhat stays of that is not known: no object was followed to a collection cycle. They are noticed by reading \

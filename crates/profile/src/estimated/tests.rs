@@ -35,7 +35,7 @@ fn estimate(profile: &mut EstimatedProfile) -> Estimate {
         count: Figure::estimated(bytes / 40.0, 1e3),
     };
     Estimate {
-        total: Total { net: Figure::measured(9e5), gross: Figure::estimated(1e6, 2e4), cycles: 7 },
+        total: Total { net: Figure::measured(9e5), gross: Figure::estimated(1e6, 2e4), cycles: Figure::measured(7.0) },
         lines: vec![line(sources[0], 0.7, 7e5), line(sources[1], 0.3, 3e5)],
         recorded: Duration::from_secs(20),
         broken: Vec::new(),

@@ -7,8 +7,8 @@
 //! ([`Collector::flipped`]). So the result is right as long as there are some readings in each cycle.
 //!
 //! The collector of a small heap begins a thousand cycles per second or more. Readings then come in bursts of some
-//! microseconds ([`Collector::begin_burst`]). A burst resolves the time that it covers, and is a sample of the time before
-//! it.
+//! microseconds ([`Collector::begin_burst`]). A burst resolves the time that it covers, and is a sample of the time between
+//! bursts ([`bursts`](super::bursts)).
 //!
 //! LuaJIT's sources: [`GCSfinalize`], [`LJ_MAX_STRTAB`].
 //!
@@ -17,8 +17,9 @@
 //! [`GCSfinalize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.h#L11-L14
 //! [`LJ_MAX_STRTAB`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_def.h#L58
 
-use lj_trace_estimate::observation::Tables;
+use lj_trace_estimate::observation::{Doubt, Tables};
 
+use super::bursts::{BetweenBursts, BurstSeen, BurstSums};
 use super::place::Raw;
 
 /// `GCSfinalize`, `lj_gc.h`: in this state the estimate falls by the collector's guess of what finalizers cost.
@@ -27,9 +28,16 @@ const FINALIZE: u8 = 5;
 /// Seconds. A reading that comes later than this after the previous one does not show the order of events between the two.
 const ON_TIME: f64 = 0.003;
 
-/// How far a total that comes from bursts may be off. They are few, and on a machine with much else to do, a reader that runs keeps the
-/// program from running more often than not: totals were 29% too low, and 14% too high, of programs that count themselves.
+/// How far a total may be off that comes from bursts of which nothing says whether the program ran in them. On a machine with much else to
+/// do, a reader that runs keeps the program from running more often than not: totals were 29% too low, and 14% too high, of programs that
+/// count themselves.
 const BURST_ERROR: f64 = 0.3;
+
+/// How far rates of bursts may be off together, beyond their differences: reading disturbs what is read.
+const BURST_BIAS: f64 = 0.02;
+
+/// Seconds. If two readings of a burst are further apart, the reader was interrupted, and cycles may have passed unseen.
+const BURST_GAP: f64 = 0.0003;
 
 /// `GCSatomic`, `lj_gc.h`.
 const ATOMIC: u8 = 2;
@@ -46,12 +54,14 @@ pub struct Collector {
     gross: u64,
     tables: Tables,
     cycles: f64,
-    /// Bytes of `net` that are extrapolated because a reading came late.
-    guessed: f64,
+    net_doubt: Doubt,
+    cycles_doubt: Doubt,
     /// How often the VM's own counter of all bytes has fallen.
     fallen: u64,
     /// The burst under way.
     burst: Option<Burst>,
+    /// The bursts so far, if single readings are too slow.
+    bursts: BurstSums,
     /// The recent allocation rate in bytes per second.
     rate: f64,
     /// The rate between the last two readings of one cycle, in bytes per second.
@@ -73,9 +83,13 @@ pub struct Collector {
 struct Burst {
     /// Seconds since the previous burst. This time is not resolved.
     gap: f64,
+    /// The CPU time of the program since then, if it is known.
+    ran: Option<f64>,
     began: f64,
     net: f64,
     cycles: f64,
+    /// Whether the reader was interrupted.
+    is_broken: bool,
 }
 
 /// The most bytes of a string table (`LJ_MAX_STRTAB`, `lj_def.h`).
@@ -95,7 +109,16 @@ impl Collector {
         let Some((before, last)) = self.last.replace((at, raw)) else { return };
         self.look_at_table(&last, &raw);
         let time = (at - before).max(1e-9);
-        let ran = self.ran_since();
+        let ran = match &mut self.burst {
+            Some(burst) => {
+                burst.is_broken |= time > BURST_GAP;
+                None
+            }
+            None => {
+                self.end_bursts();
+                self.ran_since()
+            }
+        };
         let rise = self.difference(last.total, raw.total);
         let estimate = self.difference(last.estimate, raw.estimate);
         self.count_allocated(&last, &raw);
@@ -120,7 +143,7 @@ impl Collector {
                 self.flipped(&last, &raw, time).unwrap_or(rise)
             } else {
                 let net = usual.max(rise);
-                self.guessed += net.max(0.0);
+                self.net_doubt.guessed += net.max(0.0);
                 net
             }
         } else {
@@ -169,25 +192,71 @@ impl Collector {
         (self.difference(last.total, raw.total) <= net * 2.0).then_some(net)
     }
 
-    /// Takes the first reading of a burst. Allocations before the burst are estimated from the burst.
+    /// Takes the first reading of a burst. Allocations before the burst are estimated from bursts.
     pub fn begin_burst(&mut self, at: f64, raw: Raw) {
         let last = self.last.replace((at, raw));
+        let ran = self.ran_since();
         let Some((before, last)) = last else { return };
-        self.ran_since();
         self.look_at_table(&last, &raw);
         self.count_allocated(&last, &raw);
-        self.burst = Some(Burst { gap: at - before, began: at, net: self.net, cycles: self.cycles });
+        let (gap, net, cycles) = (at - before, self.net, self.cycles);
+        self.burst = Some(Burst { gap, ran, began: at, net, cycles, is_broken: false });
     }
 
-    /// Ends a burst of readings.
-    pub fn end_burst(&mut self) {
+    /// Whether a burst is under way.
+    pub fn is_in_burst(&self) -> bool {
+        self.burst.is_some()
+    }
+
+    /// Does without the rest of a burst.
+    pub fn skip_burst(&mut self) {
+        if let Some(burst) = self.burst.take() {
+            self.bursts.skip(burst.ran.unwrap_or(0.0));
+        }
+    }
+
+    /// Ends a burst of readings. `running` is how many threads of the program were on a CPU in it, and how much the burst
+    /// counts, if that is known.
+    pub fn end_burst(&mut self, running: Option<(f64, f64)>) {
         let (Some(burst), Some((at, _))) = (self.burst.take(), self.last) else { return };
         let time = at - burst.began;
-        if time > 0.0 {
-            let net = (self.net - burst.net) / time * burst.gap;
-            self.net += net;
-            self.guessed += net.max(0.0) * BURST_ERROR;
-            self.cycles += (self.cycles - burst.cycles) / time * burst.gap;
+        if burst.is_broken || time <= 0.0 {
+            (self.net, self.cycles) = (burst.net, burst.cycles);
+            self.bursts.skip(burst.ran.unwrap_or(0.0));
+            return;
+        }
+        let (net, cycles) = (self.net - burst.net, self.cycles - burst.cycles);
+        if let (Some((running, weight)), Some(clock)) = (running, burst.ran) {
+            let seen = BurstSeen { net, cycles, time, ran: time * running, weight };
+            if let Some(between) = self.bursts.add(seen, clock) {
+                self.add_between(&between);
+                self.net_doubt.guessed += between.net.value.abs() * BURST_BIAS;
+                self.cycles_doubt.guessed += between.cycles.value.abs() * BURST_BIAS;
+            }
+        } else {
+            let [net, cycles] = [net, cycles].map(|seen| seen / time * burst.gap);
+            (self.net, self.cycles) = (self.net + net, self.cycles + cycles);
+            self.net_doubt.guessed += net.max(0.0) * BURST_ERROR;
+            self.cycles_doubt.guessed += cycles * BURST_ERROR;
+        }
+    }
+
+    fn add_between(&mut self, between: &BetweenBursts) {
+        self.net += between.net.value;
+        self.net_doubt.variance += between.net.variance;
+        self.cycles += between.cycles.value;
+        self.cycles_doubt.variance += between.cycles.variance;
+    }
+
+    /// There are no more bursts: what was allocated since the last rate is extrapolated.
+    pub fn end_bursts(&mut self) {
+        match self.bursts.rest() {
+            Ok(between) => self.add_between(&between),
+            Err(ran) => {
+                let rate = if self.had_cpu > 0.0 { self.rate / self.had_cpu } else { 0.0 };
+                self.net += rate * ran;
+                self.net_doubt.guessed += rate * ran;
+            }
         }
     }
 
@@ -222,7 +291,8 @@ impl Collector {
 
     /// Starts anew: the next reading says nothing about the time before it.
     pub fn begin_anew(&mut self) {
-        (self.last, self.burst) = (None, None);
+        self.end_bursts();
+        (self.last, self.burst, self.ran_before) = (None, None, None);
     }
 
     /// The change of a counter that wraps around at its width.
@@ -236,9 +306,14 @@ impl Collector {
         self.net
     }
 
-    /// Bytes of [`net`](Self::net) that are extrapolated.
-    pub fn guessed(&self) -> f64 {
-        self.guessed
+    /// What is uncertain about [`net`](Self::net), in bytes.
+    pub fn net_doubt(&self) -> Doubt {
+        self.net_doubt
+    }
+
+    /// What is uncertain about [`cycles`](Self::cycles).
+    pub fn cycles_doubt(&self) -> Doubt {
+        self.cycles_doubt
     }
 
     /// How often a counter that should only rise has fallen.
@@ -298,7 +373,7 @@ mod tests {
             match (every, tick % every) {
                 (BURSTS, 0) => collector.begin_burst(at, raw),
                 (BURSTS, 1..16) => collector.add(at, raw),
-                (BURSTS, 16) => collector.end_burst(),
+                (BURSTS, 16) => collector.end_burst(None),
                 (_, 0) => collector.add(at, raw),
                 _ => {}
             }
@@ -399,7 +474,7 @@ mod tests {
     fn it_is_known_what_is_guessed() {
         let late = |every| {
             let (collector, allocated) = run(true, 1000, 40_000, 8, every);
-            (collector.guessed() / allocated, collector.net() / allocated)
+            (collector.net_doubt().guessed / allocated, collector.net() / allocated)
         };
         // A cycle takes 48 ticks; a reading is late after 150.
         assert_eq!(late(4).0, 0.0);
@@ -429,7 +504,7 @@ mod tests {
                     collector.add(wall, Raw { total, estimate, white, state: 4, allocated: None, table: 64 });
                 }
             }
-            (collector.net() / allocated as f64 - 1.0, collector.guessed() / allocated as f64)
+            (collector.net() / allocated as f64 - 1.0, collector.net_doubt().guessed / allocated as f64)
         };
         let ((by_clock, _), (by_cpu, guessed)) = (starved(false), starved(true));
         assert!(by_cpu.abs() < 0.01 && by_cpu.abs() * 2.0 < by_clock.abs(), "{by_clock} {by_cpu}");

@@ -6,8 +6,9 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use lj_trace_estimate::observation::{Reading, Tables};
+use lj_trace_estimate::observation::{Doubt, Reading, Tables};
 use lj_trace_luajit::Vm;
+use lj_trace_probes::running_threads::RunningThreads;
 use lj_trace_process::privileges;
 use lj_trace_process::{Process, ProcessMemory};
 
@@ -40,17 +41,36 @@ const LONG_IDLE_INTERVAL: Duration = Duration::from_millis(50);
 /// The number of equal readings in a row after which the reader uses `LONG_IDLE_INTERVAL`.
 const LONG_ALIKE: u32 = ALIKE + 125;
 
-/// Cycles with fewer readings than this are resolved by bursts of `BURST` readings, about 2 us each.
+/// Cycles with fewer readings than this are resolved by bursts of `BURST` readings.
 const FEWEST_READINGS: u32 = 4;
-const BURST: u32 = 20;
+const BURST: u32 = 10;
+
+/// The time from one reading of a burst to the next: some in each cycle, even of the smallest heap. Each takes cache lines away from the
+/// program, which needs them for its next allocation.
+const SPACING: Duration = Duration::from_micros(8);
 
 /// The number of intervals from one burst to the next. Bursts give rates, of which the mean of many counts, so there can be
 /// fewer of them; a thousand a second take 7% of a CPU.
 const BURST_EVERY: u32 = 4;
 const BURST_EVERY_ON_HOST: u32 = 8;
 
+/// A look at the running threads that takes longer than this is not worth its cost: the program has too many threads. And how many such
+/// looks in a row are allowed.
+const SLOW_LOOK: Duration = Duration::from_micros(50);
+const SLOW_LOOKS: u32 = 8;
+
 /// The most bursts in a row that may be skipped because the machine has no other CPU than the target's.
 const MOST_SKIPPED: u32 = 50;
+
+/// The CPU time without some cycles after which these count as slow. Bursts see little of it.
+const LONG_ENOUGH: Duration = Duration::from_millis(100);
+const LONG_ENOUGH_IN_BURSTS: Duration = Duration::from_secs(5);
+
+/// A program that so few bursts meet on a CPU is looked at more often, unless many programs are recorded; and the bursts over which that
+/// is averaged. Of looks that do not meet it, one of so many becomes a burst.
+const RARELY: f64 = 0.25;
+const LOOKS: f64 = 100.0;
+const ONE_OF: u32 = 4;
 
 /// The number of intervals after which the length of cycles is judged.
 const LOOKED_OVER: u32 = 100;
@@ -68,11 +88,17 @@ pub struct Counters {
 
 impl Counters {
     /// Begins to read the counters of these VMs, and passes the readings to `polled`, too. `is_of_host` says whether many processes are
-    /// recorded, so that each has to cost less.
+    /// recorded, so that each has to cost less. `running` tells which threads are on a CPU, if the kernel can.
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn start(process: &Process, vms: Vec<Vm>, polled: Polled, is_of_host: bool) -> std::io::Result<Self> {
+    pub fn start(
+        process: &Process,
+        vms: Vec<Vm>,
+        polled: Polled,
+        is_of_host: bool,
+        running: Option<RunningThreads>,
+    ) -> std::io::Result<Self> {
         let (memory, other_cpu, cpu) =
             (process.memory(), OtherCpu::from(process.pid()), CpuTimeReader::of(process.pid()));
         let stop = Arc::new(AtomicBool::new(false));
@@ -87,10 +113,17 @@ impl Counters {
             new,
             other_cpu,
             cpu,
+            running,
+            slow_looks: 0,
+            random: fastrand::Rng::new(),
+            on_cpu: 1.0,
+            weight: 1.0,
             polled,
             pace: Pace::new(is_of_host),
             cycles: 0,
             skipped: 0,
+            ran: None,
+            judged_at: None,
             net: 0.0,
         };
         let thread = thread::Builder::new().name("counters".to_owned()).spawn(move || {
@@ -158,6 +191,8 @@ enum Readings {
     Single,
     /// The first reading of a burst, after a longer time.
     FirstOfBurst,
+    /// Another one of a burst.
+    InBurst,
 }
 
 impl Readings {
@@ -170,6 +205,9 @@ impl Readings {
                 collector.begin_burst(at, raw);
                 return None;
             }
+            // The first reading may have ended at a VM before this one, which was closed.
+            Self::InBurst if !collector.is_in_burst() => return None,
+            Self::InBurst => collector.add(at, raw),
         }
         Some(collector.cycles().saturating_sub(before))
     }
@@ -183,20 +221,26 @@ struct Pace {
     interval: Duration,
     /// Whether cycles are too fast for single readings.
     bursts: bool,
-    /// The intervals since the last verdict.
-    looked: u32,
+    /// The time since the last verdict.
+    looked: Duration,
+    /// The cycles since the last verdict about bursts, the CPU time in which they began, and how many readings differed from the previous
+    /// one.
+    begun: u64,
+    ran: Duration,
+    moves: u32,
 }
 
 impl Pace {
     fn new(is_of_host: bool) -> Self {
         let interval = if is_of_host { INTERVAL_ON_HOST } else { INTERVAL };
-        Self { is_of_host, interval, bursts: false, looked: 0 }
+        Self { is_of_host, interval, bursts: false, looked: Duration::ZERO, begun: 0, ran: Duration::ZERO, moves: 0 }
     }
 
     /// The time to the next reading or burst, after so many equal readings in a row.
-    fn interval(&self, alike: u32) -> Duration {
+    fn interval(&self, alike: u32, on_cpu: f64) -> Duration {
         match alike {
-            0..=ALIKE if self.bursts => self.interval * self.burst_every(),
+            0..=LONG_ALIKE if self.bursts && on_cpu < RARELY && !self.is_of_host => self.interval,
+            0..=LONG_ALIKE if self.bursts => self.interval * self.burst_every(),
             0..=ALIKE => self.interval,
             alike if alike <= LONG_ALIKE => self.interval.max(IDLE_INTERVAL),
             _ => LONG_IDLE_INTERVAL,
@@ -207,20 +251,42 @@ impl Pace {
         if self.is_of_host { BURST_EVERY_ON_HOST } else { BURST_EVERY }
     }
 
-    /// Counts a reading or a burst. Returns whether there were enough of them to judge the length of cycles.
-    fn is_verdict_due(&mut self) -> bool {
-        self.looked += if self.bursts { self.burst_every() } else { 1 };
-        self.looked >= LOOKED_OVER
+    /// Counts a reading or a burst that comes after this time.
+    fn count(&mut self, interval: Duration, has_changed: bool) {
+        self.looked += interval;
+        self.moves += u32::from(has_changed);
     }
 
-    /// Decides how to read from now on: so many cycles have begun since the last verdict.
-    fn judge(&mut self, begun: u64) {
-        let looked = std::mem::take(&mut self.looked);
-        let cycle = self.interval * looked / u32::try_from(begun).unwrap_or(u32::MAX).max(1);
+    /// Whether there were enough readings to judge the length of cycles.
+    fn is_verdict_due(&self) -> bool {
+        self.looked >= self.interval * LOOKED_OVER
+    }
+
+    /// Decides how to read from now on: so many cycles have begun since the last verdict, in which the program had so much CPU time,
+    /// if that is known.
+    ///
+    /// A program may sleep nearly always, and run through whole cycles whenever it wakes up, of which readings see one or two. So what
+    /// matters is the CPU time from one cycle to the next, compared with that from one reading to the next while the program works.
+    fn judge(&mut self, begun: u64, ran: Option<Duration>) {
+        let time = std::mem::take(&mut self.looked);
+        let mean = |time: Duration, count: u32| time / count.max(1);
+        let cycle = mean(time, u32::try_from(begun).unwrap_or(u32::MAX));
+        self.begun += begun;
+        // The clock of a program lags behind by a tick of the kernel.
+        self.ran += ran.unwrap_or(time);
+        let long = if self.bursts { LONG_ENOUGH_IN_BURSTS } else { LONG_ENOUGH };
+        let is_enough = self.begun >= u64::from(FEWEST_READINGS) || self.ran > long;
+        let own = is_enough.then(|| {
+            let (begun, ran) = (std::mem::take(&mut self.begun), std::mem::take(&mut self.ran));
+            let own = mean(ran, u32::try_from(begun).unwrap_or(u32::MAX));
+            (own, mean(ran, std::mem::take(&mut self.moves)).min(self.interval))
+        });
         if self.is_of_host {
             self.interval = (cycle / READINGS_ON_HOST).clamp(INTERVAL_ON_HOST, LONGEST_ON_HOST);
         }
-        self.bursts = cycle < self.interval * FEWEST_READINGS;
+        if let Some((cycle, between)) = own {
+            self.bursts = cycle < between * FEWEST_READINGS;
+        }
     }
 }
 
@@ -236,9 +302,20 @@ struct Reader {
     cycles: u64,
     other_cpu: OtherCpu,
     cpu: CpuTimeReader,
+    running: Option<RunningThreads>,
+    /// How many looks at the running threads in a row were slow.
+    slow_looks: u32,
+    random: fastrand::Rng,
+    /// The share of recent bursts that met the program on a CPU.
+    on_cpu: f64,
+    /// How much of the time the next burst stands for, in intervals.
+    weight: f64,
     polled: Polled,
     /// Bursts that were skipped, since they would have stopped the target.
     skipped: u32,
+    /// The CPU time of the program, in seconds: at the last reading at which it was known, and when the length of cycles was last judged.
+    ran: Option<f64>,
+    judged_at: Option<f64>,
     /// The largest sum so far. A sum may fall for a moment, when more is freed than allocated.
     net: f64,
 }
@@ -255,6 +332,11 @@ impl Reader {
             alike = if has_changed { 0 } else { alike + 1 };
             // While nothing changes, it is enough to report one reading in eight.
             let is_news = has_changed || alike <= ALIKE || alike > LONG_ALIKE || alike % 8 == 0 || is_last;
+            if is_last {
+                self.vms.iter_mut().for_each(|vm| vm.collector.end_bursts());
+                // Its last correction counts, even if it makes less of the sum.
+                self.net = 0.0;
+            }
             let sum = self.sum();
             if is_news && self.sender.send(sum).is_err() || is_last {
                 return;
@@ -264,7 +346,16 @@ impl Reader {
                 let Self { memory, vms, .. } = self;
                 vms.iter_mut().for_each(|watched| watched.check(memory));
             }
-            thread::sleep(self.pace.interval(alike));
+            // Bursts at random times: a program that does something every few milliseconds must not be met at the same point of
+            // it each time.
+            let (interval, mut jitter) = (self.pace.interval(alike, self.on_cpu), 1.0);
+            if self.pace.bursts {
+                jitter = 0.5 + self.random.f64();
+                // Fewer bursts while nothing happens: each stands for more of the time.
+                self.weight = interval.as_secs_f64() / self.pace.interval.as_secs_f64();
+            }
+            self.pace.count(interval, has_changed);
+            thread::sleep(interval.mul_f64(jitter));
         }
     }
 
@@ -275,12 +366,45 @@ impl Reader {
             return true;
         }
         self.skipped = 0;
+        let before = self.threads_running();
         let has_changed = self.read(Readings::FirstOfBurst);
-        (1..BURST).for_each(|_| {
-            self.read(Readings::Single);
-        });
-        self.vms.iter_mut().for_each(|vm| vm.collector.end_burst());
+        let mut weight = std::mem::replace(&mut self.weight, 1.0);
+        if let Some(before) = before {
+            self.on_cpu += (before.min(1.0) - self.on_cpu) / LOOKS;
+            if before == 0.0 {
+                // The program hardly ever begins to run in the next microseconds. It must be met there all the same, or the
+                // beginnings of its turns would count too little.
+                if self.random.u32(0..ONE_OF) != 0 {
+                    self.vms.iter_mut().for_each(|vm| vm.collector.skip_burst());
+                    return has_changed;
+                }
+                weight *= f64::from(ONE_OF);
+            }
+        }
+        let mut began = Instant::now();
+        for _ in 1..BURST {
+            while began.elapsed() < SPACING {
+                std::hint::spin_loop();
+            }
+            began = Instant::now();
+            self.read(Readings::InBurst);
+        }
+        let running = before.and_then(|before| Some((before + self.threads_running()?) / 2.0));
+        self.vms.iter_mut().for_each(|vm| vm.collector.end_burst(running.map(|running| (running, weight))));
         has_changed
+    }
+
+    /// How many threads of the program are on a CPU, if that is known.
+    fn threads_running(&mut self) -> Option<f64> {
+        let began = Instant::now();
+        let count = self.running.as_ref()?.count();
+        // A single slow look may have been interrupted.
+        self.slow_looks = if began.elapsed() > SLOW_LOOK { self.slow_looks + 1 } else { 0 };
+        if count.is_err() || self.slow_looks > SLOW_LOOKS {
+            // Without looks, each burst is a whole one.
+            (self.running, self.on_cpu) = (None, 1.0);
+        }
+        Some(f64::from(count.ok()?))
     }
 
     /// Adapts the pace to the length of cycles.
@@ -289,7 +413,11 @@ impl Reader {
             // A thread that wakes up on the target's CPU stops the target, here a thousand times per second.
             self.other_cpu.go();
             let cycles = self.sum().cycles;
-            self.pace.judge(cycles - std::mem::replace(&mut self.cycles, cycles));
+            // What single bursts gave may be more than what their batch gives.
+            let begun = cycles.saturating_sub(std::mem::replace(&mut self.cycles, cycles));
+            let before = std::mem::replace(&mut self.judged_at, self.ran);
+            let ran = self.ran.zip(before).map(|(now, before)| Duration::from_secs_f64((now - before).max(0.0)));
+            self.pace.judge(begun, ran);
         }
     }
 
@@ -301,7 +429,8 @@ impl Reader {
         let bytes = memory.read_scattered(&places);
         let at = now() as f64 * 1e-9;
         // Readings of a burst are microseconds apart.
-        let ran = if matches!(readings, Readings::Single) && !self.pace.bursts { cpu.read() } else { None };
+        let ran = if matches!(readings, Readings::InBurst) { None } else { Some(cpu.read()) };
+        self.ran = ran.flatten().or(self.ran);
         let mut rest = bytes.as_slice();
         let mut has_changed = false;
         for (vm, watched) in vms.iter_mut().enumerate().filter(|(_, vm)| !vm.is_gone) {
@@ -313,7 +442,9 @@ impl Reader {
             rest = others;
             if let Some(raw) = watched.place.decode(own) {
                 has_changed |= !watched.collector.is_same(&raw);
-                watched.collector.set_ran(ran);
+                if let Some(ran) = ran {
+                    watched.collector.set_ran(ran);
+                }
                 polled.see(vm, raw.white, readings.give(&mut watched.collector, at, raw));
             }
         }
@@ -330,9 +461,10 @@ impl Reader {
         let collectors = || self.vms.iter().map(|vm| &vm.collector);
         let cycles = collectors().map(Collector::cycles).sum();
         let collectors = || self.vms.iter().map(|vm| &vm.collector);
-        let guessed = collectors().map(Collector::guessed).sum::<f64>() as u64;
+        let net_doubt = collectors().map(Collector::net_doubt).fold(Doubt::default(), Doubt::and);
+        let cycles_doubt = collectors().map(Collector::cycles_doubt).fold(Doubt::default(), Doubt::and);
         let fallen = collectors().map(Collector::fallen).sum();
-        Reading { at: now(), net: self.net as u64, gross, cycles, tables, guessed, fallen }
+        Reading { at: now(), net: self.net as u64, gross, cycles, tables, net_doubt, cycles_doubt, fallen }
     }
 }
 
@@ -345,10 +477,12 @@ mod tests {
         let mut pace = Pace::new(is_of_host);
         let (mut now, mut looks, mut judged) = (0.0, 0, 0.0);
         while now < 60_000.0 {
-            now += pace.interval(0).as_secs_f64() * 1e3;
+            let interval = pace.interval(0, 1.0);
+            pace.count(interval, true);
+            now += interval.as_secs_f64() * 1e3;
             looks += 1;
             if pace.is_verdict_due() {
-                pace.judge((now / cycle) as u64 - (judged / cycle) as u64);
+                pace.judge((now / cycle) as u64 - (judged / cycle) as u64, None);
                 judged = now;
             }
         }
@@ -362,7 +496,7 @@ mod tests {
             for _ in 0..300 {
                 let cycle = 0.5 * 20_000_f64.powf(random.f64());
                 let (looks, pace) = read(is_of_host, cycle);
-                let in_a_cycle = cycle / pace.interval(0).as_secs_f64() / 1e3;
+                let in_a_cycle = cycle / pace.interval(0, 1.0).as_secs_f64() / 1e3;
                 assert!(pace.bursts || in_a_cycle >= 3.9, "{cycle} ms: {pace:?}");
                 assert!(!pace.bursts || cycle < 10.0, "{cycle} ms: {pace:?}");
                 // At least so slow that it does not matter.
