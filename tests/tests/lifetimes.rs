@@ -191,7 +191,7 @@ fn check(name: &'static str) -> Result<()> {
     for mark in IMMORTAL {
         let life = run.of(mark)?;
         ensure!(life.alive.value == 1.0 && life.cycles.is_none(), "{mark}: {life:?}");
-        ensure!(life.survival.iter().all(|&share| share == 1.0), "{mark}: {life:?}");
+        ensure!(life.survival.iter().all(|share| share.value == 1.0), "{mark}: {life:?}");
     }
     // Whose they are is nearly always found.
     for mark in ["hash part", "larger hash part", "short part"] {
@@ -208,7 +208,7 @@ fn check(name: &'static str) -> Result<()> {
         ensure!(cycles.error.is_some(), "{mark}: an error is told: {life:?}");
         let count = of_equal_weight(life);
         let most = some_at_most(RARE, life);
-        let survive = life.survival.first().copied().unwrap_or(0.0);
+        let survive = life.survival.first().map_or(0.0, |share| share.value);
         println!("{name}: {mark}: {} objects that count as {count:.0}, {survive:.3} survive", life.followed);
         ensure!((0.0..most).contains(&(cycles.value - 1.0)) && survive < most, "{mark}, {most}: {life:?}");
     }
@@ -224,7 +224,7 @@ fn check(name: &'static str) -> Result<()> {
     ensure!((cycles.value - truth).abs() < tolerance, "{truth} +-{tolerance} in truth: {cache:?}");
     let tolerance = 0.35 + of_share(some, count);
     ensure!(
-        cache.survival.first().is_some_and(|share| (share - some).abs() < tolerance),
+        cache.survival.first().is_some_and(|share| (share.value - some).abs() < tolerance),
         "{some} +-{tolerance} in truth: {cache:?}"
     );
     Ok(())

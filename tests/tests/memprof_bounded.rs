@@ -181,15 +181,17 @@ fn a_kernel_without_windows_is_said_to_have_none() -> Result<()> {
 /// sleeps after each turn of work. Errors are stated for 19 of 20 cases: twice as much is not exceeded by chance.
 #[test]
 fn totals_of_fast_cycles_are_within_twice_their_errors() -> Result<()> {
-    /// The numbers of the programs, and the largest error that may be stated.
-    const PROGRAMS: [(u64, f64); 2] = [(3, 0.2), (20, 1.5)];
+    /// The numbers of the programs, and the largest error that may be stated, as a share of the truth. Number 20 is on a CPU
+    /// for some percent of the time, so that few bursts see anything of it.
+    const PROGRAMS: [(u64, f64); 2] = [(3, 0.2), (20, 4.0)];
     let Some(program) = windows::are_possible().then(|| Program::find(LUAJIT)).flatten() else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     for (number, largest) in PROGRAMS {
         let totals = totals_of(&program, number, "2%", Duration::from_secs(3), folder.path())?;
         println!("program {number}: {totals}, {:?} cycles", totals.cycles);
         ensure!(totals.cycles.value > 200.0 * totals.seconds, "program {number}: its cycles are slow");
-        ensure!(totals.is_within(2.0) && totals.told.relative_error() < largest, "program {number}: {totals}");
+        ensure!(totals.is_within(2.0), "program {number}: {totals}");
+        ensure!(totals.told.error.is_some_and(|error| error < largest * totals.truth), "program {number}: {totals}");
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::observation::SourceId;
+use crate::random::Random;
 use crate::{Figure, Line};
 
 /// The number of cycles for which survival is reported. Objects that survive more count as having survived these.
@@ -33,15 +34,32 @@ struct Weights {
     count: u64,
     bytes: f64,
     squares: f64,
+    windows: Windows,
 }
+
+/// A followed object as one of a sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ObjectWeight {
+    /// The bytes that it represents.
+    pub bytes: f64,
+    /// Any number that tells the window in which it was allocated from the others.
+    pub window: u64,
+}
+
+/// How many windows a number of objects comes from. Those of one window were allocated together, so that they tend to have
+/// the same fate: where all of them are from the time since the last cycle, all of them are alive.
+///
+/// A bitmap of hashes counts them (linear counting: Whang, Vander-Zanden and Taylor, 1990).
+#[derive(Clone, Copy, Debug, Default)]
+struct Windows(u128);
 
 /// A live object.
 #[derive(Clone, Copy, Debug)]
 pub struct Living {
     /// The source that has allocated it.
     pub source: SourceId,
-    /// The bytes that it represents.
-    pub weight: f64,
+    /// What it stands for.
+    pub weight: ObjectWeight,
     /// The number of cycles that it has survived.
     pub survived: u32,
 }
@@ -59,7 +77,7 @@ pub struct Life {
     /// [`None`] if no object has died.
     pub cycles: Option<Figure>,
     /// The share of bytes that survives one cycle, two, and so on. The list is shorter if too few objects are that old.
-    pub survival: Vec<f64>,
+    pub survival: Vec<Figure>,
     /// The share of allocated bytes that is neither an object nor known to be part of one, such as string buffers, and
     /// table slots without a known table.
     pub parts: f64,
@@ -75,38 +93,58 @@ pub struct Kept {
     /// Bytes that the source has allocated during the recording and that are still alive.
     pub alive: Figure,
     /// The part of these bytes that will stay if the future is like the past: the share that survives the most observed
-    /// cycles.
-    pub stays: f64,
+    /// cycles. After a single cycle it may still be none of them: what was allocated shortly before survives that.
+    pub stays: Figure,
+}
+
+impl Windows {
+    fn add(&mut self, window: u64) {
+        self.0 |= 1 << Random::new(window).below(u128::BITS as usize);
+    }
+
+    /// How many they are. Beyond some hundreds it is not known, and infinite.
+    fn count(self) -> f64 {
+        let bits = f64::from(u128::BITS);
+        -bits * (f64::from(self.0.count_zeros()) / bits).ln()
+    }
 }
 
 impl Weights {
-    fn add(&mut self, bytes: f64) {
+    fn add(&mut self, ObjectWeight { bytes, window }: ObjectWeight) {
         self.count += 1;
         self.bytes += bytes;
         self.squares += bytes * bytes;
+        self.windows.add(window);
     }
 
     fn join(&mut self, other: &Self) {
         self.count += other.count;
         self.bytes += other.bytes;
         self.squares += other.squares;
+        self.windows.0 |= other.windows.0;
     }
 
     /// The number of objects of equal weight that would be as informative.
     fn equal(&self) -> f64 {
         if self.squares > 0.0 { self.bytes * self.bytes / self.squares } else { 0.0 }
     }
+
+    /// The number of independent objects that would be as informative, if all that were allocated in a window have the same
+    /// fate.
+    fn independent(&self) -> f64 {
+        self.equal().min(self.windows.count())
+    }
 }
 
 impl Fates {
     /// Notes that an object has died after surviving this many cycles.
-    pub fn died(&mut self, source: SourceId, weight: f64, survived: u32) {
+    pub fn died(&mut self, source: SourceId, weight: ObjectWeight, survived: u32) {
         let survived = usize::try_from(survived).unwrap_or(CYCLES).min(CYCLES);
         self.sources.entry(source).or_default().died[survived].add(weight);
     }
 
     /// Notes that an object was lost.
-    pub fn lost(&mut self, source: SourceId, weight: f64) {
+    pub fn lost(&mut self, source: SourceId, weight: ObjectWeight) {
         self.sources.entry(source).or_default().lost.add(weight);
     }
 
@@ -144,7 +182,7 @@ fn life(source: SourceId, fate: &Fate, living: &[Weights; CYCLES + 1]) -> Life {
     Life {
         source,
         followed: all.count,
-        alive: proportion(alive.bytes, &all),
+        alive: proportion(share(alive.bytes, all.bytes), all.independent()),
         cycles: mean_cycle(&fate.died, &dead),
         survival: survival(&fate.died, living),
         parts: share(fate.parts, fate.parts + all.bytes + fate.lost.bytes),
@@ -152,16 +190,14 @@ fn life(source: SourceId, fate: &Fate, living: &[Weights; CYCLES + 1]) -> Life {
     }
 }
 
-/// The share of a part, and its error (Agresti and Coull: *Approximate is better than "exact"*, 1998). The error is also
-/// valid if all or none of a few objects belong to the part.
-fn proportion(part: f64, all: &Weights) -> Figure {
-    let n = all.equal();
-    if n == 0.0 {
+/// A share that was found among so many, and its error (Agresti and Coull: *Approximate is better than "exact"*, 1998). The
+/// error is also valid if all or none of a few belong to the part.
+fn proportion(share: f64, among: f64) -> Figure {
+    if among == 0.0 {
         return Figure::estimated(0.0, 1.0);
     }
-    let share = part / all.bytes;
-    let middle = (share * n + 2.0) / (n + 4.0);
-    let half = 2.0 * (middle * (1.0 - middle) / (n + 4.0)).sqrt();
+    let middle = (share * among + 2.0) / (among + 4.0);
+    let half = 2.0 * (middle * (1.0 - middle) / (among + 4.0)).sqrt();
     Figure::estimated(share, (half + (middle - share).abs()).min(1.0))
 }
 
@@ -169,12 +205,12 @@ fn mean_cycle(died: &[Weights; CYCLES + 1], dead: &Weights) -> Option<Figure> {
     let each = || died.iter().zip(1..).map(|(weights, cycle)| (weights.bytes, f64::from(cycle)));
     let mean = each().map(|(bytes, cycle)| bytes * cycle).sum::<f64>() / dead.bytes;
     let variance = each().map(|(bytes, cycle)| bytes * (cycle - mean).powi(2)).sum::<f64>() / dead.bytes;
-    (dead.bytes > 0.0).then(|| Figure::estimated(mean, 2.0 * (variance / (dead.equal() - 1.0).max(1.0)).sqrt()))
+    (dead.bytes > 0.0).then(|| Figure::estimated(mean, 2.0 * (variance / (dead.independent() - 1.0).max(1.0)).sqrt()))
 }
 
 /// The share that survives each number of cycles, from objects of all ages (Kaplan and Meier, 1958). At each cycle, it uses
 /// the objects that existed then, so that the others may still be too young.
-fn survival(died: &[Weights; CYCLES + 1], living: &[Weights; CYCLES + 1]) -> Vec<f64> {
+fn survival(died: &[Weights; CYCLES + 1], living: &[Weights; CYCLES + 1]) -> Vec<Figure> {
     let mut left = 1.0;
     let mut survival = Vec::new();
     for cycle in 0..CYCLES {
@@ -185,37 +221,55 @@ fn survival(died: &[Weights; CYCLES + 1], living: &[Weights; CYCLES + 1]) -> Vec
             break;
         }
         left *= 1.0 - died[cycle].bytes / there.bytes;
-        survival.push(left);
+        survival.push(proportion(left, there.independent()));
     }
     survival
 }
 
 /// The sources that keep the most memory alive, from the lines of an estimate and from the fates of objects. Sorted by the
-/// bytes that stay. Sources without any followed object are left out.
+/// bytes that certainly stay, then by those that may. Sources without any followed object are left out.
 pub fn rank<'a>(lives: impl IntoIterator<Item = &'a Life>, lines: &[Line]) -> Vec<Kept> {
     let kept = |life: &Life| {
         let bytes = lines.iter().find(|line| line.source == life.source)?.bytes;
+        let part = |share: f64, off: f64| {
+            let error = (bytes.value * off).hypot(bytes.error.unwrap_or(0.0) * share);
+            Figure::estimated(bytes.value * share, error)
+        };
         let (share, off) = (life.alive.value, life.alive.error.unwrap_or(0.0));
-        let alive = bytes.value * share;
-        let error = (bytes.value * off).hypot(bytes.error.unwrap_or(0.0) * share);
-        // Nothing is known about objects that have not seen a cycle yet, so use the lower bound.
-        let stays = bytes.value * life.survival.last().map_or((share - off).max(0.0), |last| last.min(share));
-        (life.followed > 0).then(|| Kept { source: life.source, alive: Figure::estimated(alive, error), stays })
+        let stays = match *life.survival.as_slice() {
+            // Nothing is known about objects that have not seen a cycle yet, so use the lower bound.
+            [] => part((share - off).max(0.0), off),
+            [only] => part(only.value.min(share), only.value.min(share).max(off)),
+            [.., last] => part(last.value.min(share), last.error.unwrap_or(0.0).max(off)),
+        };
+        (life.followed > 0).then(|| Kept { source: life.source, alive: part(share, off), stays })
     };
     let mut ranked: Vec<Kept> = lives.into_iter().filter_map(kept).collect();
-    ranked.sort_by(|a, b| b.stays.total_cmp(&a.stays).then(b.alive.value.total_cmp(&a.alive.value)));
+    let certain = |kept: &Kept| (kept.stays.value - kept.stays.error.unwrap_or(0.0)).max(0.0);
+    ranked.sort_by(|a, b| {
+        let by = |figure: fn(&Kept) -> f64| figure(b).total_cmp(&figure(a));
+        certain(b).total_cmp(&certain(a)).then(by(|kept| kept.stays.value)).then(by(|kept| kept.alive.value))
+    });
     ranked
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
 
     const SOURCE: SourceId = SourceId(0);
 
+    /// Objects, each of which is from a window of its own.
     fn living(count: usize, survived: u32) -> impl Iterator<Item = Living> {
-        (0..count).map(move |_| Living { source: SOURCE, weight: 100.0, survived })
+        (0..count).map(move |window| Living { source: SOURCE, weight: weight(window as u64), survived })
+    }
+
+    fn weight(window: u64) -> ObjectWeight {
+        ObjectWeight { bytes: 100.0, window }
+    }
+
+    fn shares(life: &Life) -> Vec<f64> {
+        life.survival.iter().map(|share| share.value).collect()
     }
 
     #[test]
@@ -223,14 +277,14 @@ mod tests {
         let leak = &Fates::default().lives(living(20, 5))[0];
         assert_eq!((leak.alive.value, leak.followed, leak.cycles), (1.0, 20, None));
         assert!(leak.alive.error.unwrap() > 0.05, "20 objects do not prove it");
-        assert_eq!(leak.survival, [1.0; 5]);
+        assert_eq!(shares(leak), [1.0; 5]);
         let mut fates = Fates::default();
-        (0..500).for_each(|i| fates.died(SOURCE, 100.0, u32::from(i % 10 == 0)));
+        (0..500).for_each(|i| fates.died(SOURCE, weight(i), u32::from(i % 10 == 0)));
         let short = &fates.lives([])[0];
         assert_eq!(short.alive.value, 0.0);
         let cycles = short.cycles.unwrap();
         assert!((cycles.value - 1.1).abs() < 1e-9 && cycles.error.unwrap() < 0.05, "{cycles:?}");
-        assert!((short.survival[0] - 0.1).abs() < 1e-9 && short.survival[1].abs() < 1e-9, "{:?}", short.survival);
+        assert!((shares(short)[0] - 0.1).abs() < 1e-9 && shares(short)[1].abs() < 1e-9, "{:?}", short.survival);
     }
 
     #[test]
@@ -241,13 +295,13 @@ mod tests {
         for age in 1..=6u32 {
             let mut left = 1 << 7;
             for survived in 0..age {
-                (0..left / 2).for_each(|_| fates.died(SOURCE, 100.0, survived));
+                (0..left / 2).for_each(|i| fates.died(SOURCE, weight(i as u64), survived));
                 left /= 2;
             }
             alive.extend(living(left, age));
         }
         let life = &fates.lives(alive)[0];
-        for (cycle, share) in life.survival.iter().enumerate() {
+        for (cycle, share) in shares(life).iter().enumerate() {
             assert!((share - 0.5f64.powi(cycle as i32 + 1)).abs() < 1e-9, "{:?}", life.survival);
         }
         assert!(life.survival.len() >= 4);
@@ -257,7 +311,7 @@ mod tests {
     fn what_is_unknown_is_told() {
         let mut fates = Fates::default();
         fates.part(SOURCE, 300.0);
-        fates.lost(SOURCE, 100.0);
+        fates.lost(SOURCE, weight(0));
         let life = &fates.lives([])[0];
         assert_eq!((life.followed, life.parts, life.lost), (0, 0.75, 1.0));
         assert_eq!(life.alive, Figure::estimated(0.0, 1.0));
@@ -273,7 +327,9 @@ mod tests {
                 for _ in 0..60 {
                     let mut fates = Fates::default();
                     let mut alive = 0;
-                    (0..n).for_each(|_| if random.unit() < truth { alive += 1 } else { fates.died(SOURCE, 100.0, 0) });
+                    (0..n).for_each(
+                        |i| if random.unit() < truth { alive += 1 } else { fates.died(SOURCE, weight(i), 0) },
+                    );
                     let figure = fates.lives(living(alive, 1))[0].alive;
                     held += f64::from(u8::from((figure.value - truth).abs() <= figure.error.unwrap()));
                     checks += 1.0;
@@ -293,17 +349,83 @@ mod tests {
         };
         let lines = vec![line(0, 1e9), line(1, 1e6), line(2, 5e6), line(3, 2e6)];
         let mut fates = Fates::default();
-        (0..1000).for_each(|_| fates.died(SourceId(0), 100.0, 0));
+        (0..1000).for_each(|i| fates.died(SourceId(0), weight(i), 0));
         // A cache: its objects all die sooner or later.
-        (0..40).for_each(|i| fates.died(SourceId(2), 100.0, i % 4));
+        (0..40).for_each(|i| fates.died(SourceId(2), weight(i), (i % 4) as u32));
         let alive = |id, count: usize, survived| {
-            (0..count).map(move |_| Living { source: SourceId(id), weight: 100.0, survived })
+            living(count, survived).map(move |object| Living { source: SourceId(id), ..object })
         };
         let ranked = rank(&fates.lives(alive(1, 10, 6).chain(alive(2, 10, 1))), &lines);
         assert_eq!(ranked.iter().map(|kept| kept.source.0).collect::<Vec<_>>(), [1, 2, 0]);
-        assert!((ranked[0].stays - 1e6).abs() < 1.0 && ranked[0].alive.error.unwrap() > 1e5, "{:?}", ranked[0]);
+        assert!((ranked[0].stays.value - 1e6).abs() < 1.0 && ranked[0].alive.error.unwrap() > 1e5, "{:?}", ranked[0]);
         // An object that is alive because no cycle has come yet is not a leak.
         let ranked = rank(&fates.lives(alive(1, 10, 6).chain(alive(3, 1, 0))), &lines);
         assert_eq!(ranked[0].source, SourceId(1), "{ranked:?}");
+    }
+
+    /// A line of a program that allocates evenly. Its objects live for a number of cycles, or for ever.
+    struct Truth {
+        cycles: f64,
+        lives: f64,
+        kept: f64,
+    }
+
+    impl Truth {
+        /// The share of all objects that is alive at the end: those that are kept, and those that were needed at the last
+        /// cycle or are newer.
+        fn alive(&self) -> f64 {
+            let young = (self.cycles.fract() + self.lives) / self.cycles;
+            self.kept + (1.0 - self.kept) * young.min(1.0)
+        }
+
+        /// What is seen of it in `windows` at random times.
+        fn seen(&self, windows: u64, random: &mut Random) -> (Fates, Vec<Living>) {
+            let (mut fates, mut living) = (Fates::default(), Vec::new());
+            for window in 0..windows {
+                let at = random.unit() * self.cycles;
+                for _ in 0..10 {
+                    let dies = if random.unit() < self.kept { f64::INFINITY } else { (at + self.lives).floor() + 1.0 };
+                    let survived = |end: f64| (end - at.floor()) as u32;
+                    if dies <= self.cycles.floor() {
+                        fates.died(SOURCE, weight(window), survived(dies - 1.0));
+                    } else {
+                        let survived = survived(self.cycles.floor());
+                        living.push(Living { source: SOURCE, weight: weight(window), survived });
+                    }
+                }
+            }
+            (fates, living)
+        }
+    }
+
+    #[test]
+    fn errors_hold_the_truth_where_a_window_s_objects_share_their_fate() {
+        let mut random = Random::new(11);
+        let (mut alive, mut stays, mut checks) = (0.0, 0.0, 0.0);
+        for _ in 0..2000 {
+            let kept = [0.0, 0.0, 0.1, 0.5, 1.0][random.below(5)];
+            let cycles = 1.0 + random.unit() * 30.0;
+            let truth = Truth { cycles, lives: random.unit() * [0.5, 3.0][random.below(2)], kept };
+            let most = [6, 60][random.below(2)];
+            let windows = 3 + random.below(most) as u64;
+            let (fates, living) = truth.seen(windows, &mut random);
+            let life = &fates.lives(living)[0];
+            let line = Line {
+                source: SOURCE,
+                share: Figure::measured(1.0),
+                bytes: Figure::measured(1.0),
+                count: Figure::measured(1.0),
+            };
+            let kept_bytes = rank([life], &[line])[0];
+            let holds = |figure: Figure, truth: f64| {
+                f64::from(u8::from((figure.value - truth).abs() <= figure.error.unwrap_or(0.0) + 1e-9))
+            };
+            alive += holds(kept_bytes.alive, truth.alive());
+            stays += holds(kept_bytes.stays, truth.kept);
+            checks += 1.0;
+        }
+        let least = 0.95 * checks - 3.0 * f64::sqrt(checks * 0.95 * 0.05);
+        assert!(alive >= least, "alive: {alive} of {checks}");
+        assert!(stays >= least, "stays: {stays} of {checks}");
     }
 }

@@ -44,7 +44,8 @@ pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn W
         let alive = if profile.about.has_bytes() { with_error(kept.alive, whole) } else { "-".to_owned() };
         let cycles =
             life.cycles.map_or_else(|| "-".to_owned(), |cycles| with_error(cycles, |value| format!("{value:.1}")));
-        let survival: Vec<String> = life.survival.iter().take(CYCLES).map(|share| format!("{share:.2}")).collect();
+        let survival: Vec<String> =
+            life.survival.iter().take(CYCLES).map(|share| format!("{:.2}", share.value)).collect();
         let stacks = profile.weighted();
         let name = stacks.row(seen.stack).map_or_else(String::new, |row| name(stacks, &row));
         table.row([alive, cycles, survival.join(" ")], name);
@@ -64,15 +65,10 @@ pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn W
     Ok(())
 }
 
-/// How many of each source's bytes stay, if objects were followed. Its error is that of the live bytes.
+/// How many of each source's bytes stay, if objects were followed.
 pub fn staying(profile: &EstimatedProfile) -> Vec<(&Seen, Figure)> {
     let ranked = rank(profile.lives.values(), &profile.lines);
-    ranked
-        .iter()
-        .filter_map(|kept| {
-            Some((profile.seen.get(kept.source.0 as usize)?, Figure { value: kept.stays, ..kept.alive }))
-        })
-        .collect()
+    ranked.iter().filter_map(|kept| Some((profile.seen.get(kept.source.0 as usize)?, kept.stays))).collect()
 }
 
 /// The share of all allocated bytes that was not followed: lost from sight, or not known to belong to an object.

@@ -74,7 +74,8 @@ fn write_life(life: &Life) -> Vec<Figure> {
     let Life { followed, alive, cycles, ref survival, parts, lost, .. } = *life;
     let none = Figure::measured(0.0);
     let mut figures = vec![Figure::measured(followed as f64), alive, cycles.unwrap_or(none)];
-    figures.extend([parts, lost].into_iter().chain(survival.iter().copied()).map(Figure::measured));
+    figures.extend([parts, lost].map(Figure::measured));
+    figures.extend(survival);
     figures
 }
 
@@ -85,7 +86,7 @@ fn parse_life(figures: &[Figure]) -> Option<Life> {
         followed: followed.value as u64,
         alive,
         cycles: Some(cycles).filter(|cycles| cycles.value > 0.0),
-        survival: survival.iter().map(|share| share.value).collect(),
+        survival: survival.to_vec(),
         parts: parts.value,
         lost: lost.value,
     })
@@ -162,7 +163,7 @@ mod tests {
             followed: 40,
             alive: Figure::estimated(0.5, 0.1),
             cycles: Some(Figure::estimated(1.5, 0.25)),
-            survival: vec![0.75, 0.5],
+            survival: vec![Figure::estimated(0.75, 0.125), Figure::estimated(0.5, 0.25)],
             parts: 0.125,
             lost: 0.0,
         };

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use lj_trace_estimate::life::ObjectWeight;
 use lj_trace_estimate::observation::SourceId;
 use lj_trace_estimate::random::Random;
 use lj_trace_streams::memprof::Event;
@@ -37,8 +38,8 @@ pub struct ChosenBlock {
     pub address: u64,
     /// Its size.
     pub size: u64,
-    /// The bytes of its source that this block represents.
-    pub weight: f64,
+    /// What it stands for, of its source.
+    pub weight: ObjectWeight,
     /// Whether the program has freed or resized the block by now.
     pub freed: bool,
     /// The objects that were allocated right before the block. One of them may own it.
@@ -63,7 +64,15 @@ impl Choice {
             chosen.filter(|block| block.address == address).for_each(|block| block.freed = true);
         }
         if let Event::Alloc { addr: address, size, .. } | Event::Realloc { addr: address, size, .. } = *event {
-            self.new_block(ChosenBlock { source, vm, address, size, weight: 0.0, freed: false, recent: *recent });
+            self.new_block(ChosenBlock {
+                source,
+                vm,
+                address,
+                size,
+                weight: ObjectWeight::default(),
+                freed: false,
+                recent: *recent,
+            });
         }
     }
 
@@ -80,16 +89,16 @@ impl Choice {
         self.addresses.insert(block.address);
     }
 
-    /// Returns the chosen blocks with their weights, and begins anew.
-    pub fn take(&mut self, each: usize) -> Vec<ChosenBlock> {
+    /// Returns the chosen blocks with their weights, and begins anew. `window` is any number that tells their window from
+    /// others.
+    pub fn take(&mut self, each: usize, window: u64) -> Vec<ChosenBlock> {
         self.addresses.clear();
         self.each = each;
         let mut blocks = Vec::new();
         for reservoir in std::mem::take(&mut self.sources).into_values() {
             let times = reservoir.blocks as f64 / reservoir.chosen.len().max(1) as f64;
-            blocks.extend(
-                reservoir.chosen.iter().map(|block| ChosenBlock { weight: block.size as f64 * times, ..*block }),
-            );
+            let weight = |block: &ChosenBlock| ObjectWeight { bytes: block.size as f64 * times, window };
+            blocks.extend(reservoir.chosen.iter().map(|block| ChosenBlock { weight: weight(block), ..*block }));
         }
         blocks
     }
@@ -99,7 +108,15 @@ impl Choice {
 impl ChosenBlock {
     /// A block of which only this is known.
     pub fn at(address: u64, size: u64) -> Self {
-        Self { source: SourceId(0), vm: 0, address, size, weight: 1.0, freed: false, recent: RecentObjects::default() }
+        Self {
+            source: SourceId(0),
+            vm: 0,
+            address,
+            size,
+            weight: ObjectWeight { bytes: 1.0, window: 0 },
+            freed: false,
+            recent: RecentObjects::default(),
+        }
     }
 }
 
@@ -126,11 +143,11 @@ mod tests {
             choice.event(SourceId(0), 0, &made(0x1000 + i * 64, 40), &RecentObjects::default());
         }
         choice.event(SourceId(1), 0, &made(0x99, 8), &RecentObjects::default());
-        let blocks = choice.take(4);
+        let blocks = choice.take(4, 0);
         assert_eq!(blocks.len(), 5);
-        let weight = |id| blocks.iter().filter(|b| b.source == SourceId(id)).map(|b| b.weight).sum::<f64>();
+        let weight = |id| blocks.iter().filter(|b| b.source == SourceId(id)).map(|b| b.weight.bytes).sum::<f64>();
         assert!((weight(0) - 40_000.0).abs() < 1e-6 && (weight(1) - 8.0).abs() < 1e-6);
-        assert_eq!(choice.take(4), []);
+        assert_eq!(choice.take(4, 0), []);
     }
 
     #[test]
@@ -141,7 +158,7 @@ mod tests {
             for i in 0..100 {
                 choice.event(SourceId(0), 0, &made(0x1000 + i * 64, 40), &RecentObjects::default());
             }
-            first_half += choice.take(4).iter().filter(|block| block.address < 0x1000 + 50 * 64).count();
+            first_half += choice.take(4, 0).iter().filter(|block| block.address < 0x1000 + 50 * 64).count();
         }
         // 2000 blocks were chosen; four standard deviations are 90.
         assert!((910..1090).contains(&first_half), "{first_half}");
@@ -154,7 +171,7 @@ mod tests {
         choice.event(SourceId(0), 0, &freed(0x100), &RecentObjects::default());
         // Another block at the same place.
         choice.event(SourceId(0), 0, &made(0x100, 16), &RecentObjects::default());
-        let blocks = choice.take(4);
+        let blocks = choice.take(4, 0);
         assert_eq!(blocks.iter().map(|block| block.freed).collect::<Vec<_>>(), [true, false]);
         // The block is resized twice, the second time in place.
         choice.event(SourceId(3), 0, &made(0x200, 64), &RecentObjects::default());
@@ -162,6 +179,6 @@ mod tests {
             let resized = Event::Realloc { source: BY, old_addr, old_size: 64, addr: 0x300, size: 128 };
             choice.event(SourceId(3), 0, &resized, &RecentObjects::default());
         }
-        assert_eq!(choice.take(4).iter().map(|block| block.freed).collect::<Vec<_>>(), [true, true, false]);
+        assert_eq!(choice.take(4, 0).iter().map(|block| block.freed).collect::<Vec<_>>(), [true, true, false]);
     }
 }

@@ -154,7 +154,7 @@ impl Lifetimes {
     /// it is too late, and none of the blocks is followed.
     pub fn follow(&mut self, since: Nanos) {
         self.look();
-        let blocks = self.choice.take(if 2 * self.places.taken() < self.places.limit() { EACH } else { 1 });
+        let blocks = self.choice.take(if 2 * self.places.taken() < self.places.limit() { EACH } else { 1 }, since);
         let in_time_of: Vec<bool> = (0..self.shapes.len()).map(|vm| self.flipped(vm) < since).collect();
         let (freed, blocks): (Vec<_>, Vec<_>) =
             blocks.into_iter().filter(|block| in_time_of[block.vm]).partition(|block| block.freed);
@@ -181,7 +181,7 @@ impl Lifetimes {
             }
         }
         for block in self.search.start(rest.into_iter().flat_map(HashMap::into_values), since) {
-            self.fates.part(block.source, block.weight);
+            self.fates.part(block.source, block.weight.bytes);
         }
     }
 
@@ -250,7 +250,7 @@ impl Lifetimes {
                     let added = self.add(&block, part.owner, Some(part));
                     self.begin(added.as_slice(), wanted.since);
                 }
-                _ => self.fates.part(block.source, block.weight),
+                _ => self.fates.part(block.source, block.weight.bytes),
             }
         }
     }

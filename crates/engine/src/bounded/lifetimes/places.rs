@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use lj_trace_common::lifetime::MAX_FOLLOWED;
+use lj_trace_estimate::life::ObjectWeight;
 use lj_trace_estimate::observation::SourceId;
 use lj_trace_estimate::random::Random;
 
@@ -13,8 +14,8 @@ use super::object::FollowedObject;
 pub struct FollowedPlace {
     /// The source that allocated it.
     pub source: SourceId,
-    /// The bytes that the object represents.
-    pub weight: f64,
+    /// What the object stands for.
+    pub weight: ObjectWeight,
     /// The number of its VM.
     pub vm: usize,
     /// The object, or the owner of the part.
@@ -98,7 +99,7 @@ impl FollowedPlaces {
             if self.random.below(2) == 0 {
                 chosen.push(index);
             } else {
-                place.weight *= 2.0;
+                place.weight.bytes *= 2.0;
             }
         }
         chosen
@@ -116,13 +117,20 @@ mod tests {
     fn add(places: &mut FollowedPlaces, source: SourceId, count: usize) {
         for _ in 0..count {
             let index = places.first_free().unwrap();
-            places
-                .set(index, FollowedPlace { source, weight: 1.0, vm: 0, object: FollowedObject { place: 0, gct: 0 } });
+            places.set(
+                index,
+                FollowedPlace {
+                    source,
+                    weight: ObjectWeight { bytes: 1.0, window: 0 },
+                    vm: 0,
+                    object: FollowedObject { place: 0, gct: 0 },
+                },
+            );
         }
     }
 
     fn sum(places: &FollowedPlaces, of: SourceId) -> f64 {
-        places.iter().filter(|(_, place)| place.source == of).map(|(_, place)| place.weight).sum()
+        places.iter().filter(|(_, place)| place.source == of).map(|(_, place)| place.weight.bytes).sum()
     }
 
     #[test]
