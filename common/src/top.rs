@@ -138,26 +138,32 @@ pub fn find(
         let return_address = return_address_below(memory, cframe)?;
         if vm.edges.callback_calls.contains(&(return_address.wrapping_sub(vm.text_start) as u32)) {
             // The C code of callbacks creates and drops the Lua frame and the C frame one after the other.
-            let link = memory.read_ref(gc64, top.base.wrapping_sub(if gc64 { 8 } else { 4 }))?;
+            let link = link_below(memory, gc64, top.base)?;
             top.crosses = u32::from(!is_callback(memory, gc64, top.base, link));
             return Ok(top);
         }
     }
     if state.is_interpreting() && in_text && (!STACK_AT_FRAME || registers[reg::SP] == cframe) {
         let at = at_pc.wrapping_sub(vm.text_start) as u32;
-        let base = if is_in(&vm.edges.base_in_state, at) {
+        let moves = is_in(&vm.edges.frame_left, at);
+        let base = if moves {
+            narrow(registers[reg::LEFT_BASE].wrapping_add(LEFT_BASE_OFFSET))
+        } else if is_in(&vm.edges.base_in_state, at) {
             thread_base
         } else if is_in(&vm.edges.base_kept, at) {
             narrow(registers[reg::KEPT_BASE])
-        } else if is_in(&vm.edges.frame_left, at) {
-            narrow(registers[reg::LEFT_BASE].wrapping_add(LEFT_BASE_OFFSET))
         } else {
             narrow(registers[reg::BASE])
         };
         let pc = narrow(registers[reg::BYTECODE_PC]);
-        if let Some(place) =
-            from_registers(memory, vm, coroutine, (top.thread_base, cframe), (at_pc, base, pc), (scratch.0, scratch.1))
-        {
+        let outer = (top.thread_base, cframe);
+        // Results are copied over the header of the frame that is left.
+        let place = if moves || is_in(&vm.edges.results_stored, at) {
+            caller_of_left(memory, vm, coroutine, (base, pc), (scratch.0, scratch.1))
+        } else {
+            from_registers(memory, vm, coroutine, outer, (at, base, pc), (scratch.0, scratch.1))
+        };
+        if let Some(place) = place {
             (top.base, top.pc, top.crosses) = (place.base, place.pc, u32::from(place.crosses));
             top.flags = SAMPLE_BASE_IN_REGISTERS;
             return Ok(top);
@@ -223,21 +229,13 @@ fn from_registers(
     vm: &VmConfig,
     coroutine: &Coroutine,
     (thread_base, cframe): (u64, u64),
-    (at_pc, base, pc): (u64, u64, u64),
+    (at, base, pc): (u32, u64, u64),
     (record, memo): (&mut FrameRecord, &mut Memo),
 ) -> Option<WalkStart> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
     if !coroutine.holds(base) {
         return None;
-    }
-    let at = at_pc.wrapping_sub(vm.text_start) as u32;
-    // Results are copied over the header of the frame that is left.
-    if is_in(&vm.edges.frame_left, at) {
-        let below = memory.read_ref(gc64, base.wrapping_sub(if gc64 { 8 } else { 4 })).ok()?;
-        // `vm_return` flips a bit of the link to test for C frames, and clears its type.
-        let is_changed = pc == below ^ FRAME_C || (pc == below & !7 && pc != 0);
-        return caller(memory, vm, coroutine, (base, if is_changed { below } else { pc }), (record, memo));
     }
     // The link in the new frame's header is still an old one, so the new frame does not count.
     if vm.edges.links.contains(&at) {
@@ -291,6 +289,30 @@ fn from_registers(
     caller(memory, vm, coroutine, (base, saved), (record, memo))
 }
 
+/// The frame around the frame at `base` that is left. PC's register has its link.
+#[inline(always)]
+fn caller_of_left(
+    memory: &impl ReadFrames,
+    vm: &VmConfig,
+    coroutine: &Coroutine,
+    (base, pc): (u64, u64),
+    scratch: (&mut FrameRecord, &mut Memo),
+) -> Option<WalkStart> {
+    if !coroutine.holds(base) {
+        return None;
+    }
+    let below = link_below(memory, vm.layout.is_gc64(), base).ok()?;
+    // `vm_return` flips a bit of the link to test for C frames, and clears its type.
+    let is_changed = pc == below ^ FRAME_C || (pc == below & !7 && pc != 0);
+    caller(memory, vm, coroutine, (base, if is_changed { below } else { pc }), scratch)
+}
+
+/// The link of the frame at `base`.
+#[inline(always)]
+fn link_below(memory: &impl ReadMemory, gc64: bool, base: u64) -> Result<u64, Unreadable> {
+    memory.read_ref(gc64, base.wrapping_sub(if gc64 { 8 } else { 4 }))
+}
+
 /// The function and the link of the frame at `base`, if there is one; then `record` describes it.
 #[inline(always)]
 fn frame_at(
@@ -323,7 +345,7 @@ fn in_transition(
     let (delta, kind) = (pc & !7, pc & 7);
     let above = if delta < MAX_DELTA { base.wrapping_add(delta) } else { delta };
     if coroutine.holds(above) && above > base {
-        let link_above = memory.read_ref(gc64, above.wrapping_sub(if gc64 { 8 } else { 4 })).ok()?;
+        let link_above = link_below(memory, gc64, above).ok()?;
         let link_expected = above.wrapping_sub(base);
         // The upper half of a vararg function's frame was just left.
         if link_above == link_expected | FRAME_VARG && (kind == FRAME_VARG || kind == 0) {

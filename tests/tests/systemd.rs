@@ -63,7 +63,8 @@ fn a_job_records_and_ends_by_itself() -> Result<()> {
     }
     // Lines for the journal begin with a priority, which it takes off.
     ensure!(!journal.contains("<6>"), "{journal}");
-    ensure!(systemd.run(&format!("journalctl --quiet --unit {unit} --priority warning --output cat"))?.is_empty());
+    let warnings = systemd.run(&format!("journalctl --quiet --unit {unit} --priority warning --output cat"))?;
+    ensure!(warnings.is_empty(), "{warnings}");
     let folded = samples(&systemd, &default_file(&systemd, &pid, "sysprof")?)?;
     ensure!(folded.samples_where(|stack| stack.frames.iter().any(|frame| frame.starts_with("Index:add@demo.lua"))) > 0);
     let stream = systemd.path("var/lib/lj-trace").join(default_file(&systemd, &pid, "memprof")?);

@@ -57,6 +57,15 @@ fn estimates_are_near_the_truth_and_know_how_near() {
     }
 }
 
+/// Recordings of 1.6 s.
+#[test]
+fn errors_from_twenty_windows_hold_the_truth() {
+    for (held, of) in covered(&recordings(&Setup { time: 1.6e9, ..Setup::default() }, 15)) {
+        let least = 0.95 * of - 3.0 * (of * 0.95 * 0.05).sqrt();
+        assert!(of > 300.0 && held >= least, "{held} of {of}");
+    }
+}
+
 /// Other processes have two thirds of the CPU: readings are up to 16 ms apart, and windows are open while nothing runs.
 #[test]
 fn on_a_starved_machine_errors_still_hold_the_truth() {

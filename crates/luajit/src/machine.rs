@@ -84,7 +84,7 @@ impl Vm {
         let text = (self.text.range.start, self.text.range.end);
         let mut config = VmConfig::new(self.global, self.main_thread, text, self.layout);
         let Edges { entering, returning, leaving, callback_left, continuing, callback_calls, .. } = &self.text.edges;
-        let Edges { links, base_in_state, base_kept, frame_left, pc_elsewhere, .. } = &self.text.edges;
+        let Edges { links, base_in_state, base_kept, results_stored, frame_left, pc_elsewhere, .. } = &self.text.edges;
         config.edges = VmEdges {
             entering: self.places(entering),
             returning: self.places(returning),
@@ -95,6 +95,7 @@ impl Vm {
             links: self.offsets(links),
             base_in_state: self.places(base_in_state),
             base_kept: self.places(base_kept),
+            results_stored: self.places(results_stored),
             frame_left: self.places(frame_left),
             pc_elsewhere: self.places(pc_elsewhere),
         };
@@ -103,12 +104,14 @@ impl Vm {
 
     /// Addresses in the interpreter's code, as the offsets that the probes use.
     fn offsets<const N: usize>(&self, addresses: &[u64]) -> [u32; N] {
+        debug_assert!(addresses.len() <= N, "{} addresses, room for {N}", addresses.len());
         let offset = |address: &u64| address.saturating_sub(self.text.range.start) as u32;
         std::array::from_fn(|index| addresses.get(index).map_or(NOWHERE, offset))
     }
 
     /// Ranges of the interpreter's code, as the offsets that the probes use.
     fn places<const N: usize>(&self, ranges: &[Range<u64>]) -> [CodeRange; N] {
+        debug_assert!(ranges.len() <= N, "{} ranges, room for {N}", ranges.len());
         let start = self.text.range.start;
         let place = |range: &Range<u64>| CodeRange {
             start: range.start.saturating_sub(start) as u32,

@@ -26,9 +26,11 @@ pub struct Edges {
     pub base_in_state: Vec<Range<u64>>,
     /// The same, but [`reg::KEPT_BASE`](lj_trace_common::arch::reg::KEPT_BASE) has the value of BASE.
     pub base_kept: Vec<Range<u64>>,
-    /// A frame is left: its results may lie over its function and its link, and BASE may move to the caller's. The
-    /// frame's own BASE is [`LEFT_BASE_OFFSET`](lj_trace_common::arch::LEFT_BASE_OFFSET) above
-    /// [`reg::LEFT_BASE`](lj_trace_common::arch::reg::LEFT_BASE), and PC's register has its link.
+    /// A frame is left: its results may lie over its function and its link, which PC's register has.
+    pub results_stored: Vec<Range<u64>>,
+    /// The same, but BASE moves already. The frame's BASE is
+    /// [`LEFT_BASE_OFFSET`](lj_trace_common::arch::LEFT_BASE_OFFSET) above
+    /// [`reg::LEFT_BASE`](lj_trace_common::arch::reg::LEFT_BASE).
     pub frame_left: Vec<Range<u64>>,
     /// The frame at BASE is whole, but PC's register holds something else.
     pub pc_elsewhere: Vec<Range<u64>>,
@@ -52,6 +54,7 @@ impl Edges {
             links: addresses(&self.links),
             base_in_state: ranges(&self.base_in_state),
             base_kept: ranges(&self.base_kept),
+            results_stored: ranges(&self.results_stored),
             frame_left: ranges(&self.frame_left),
             pc_elsewhere: ranges(&self.pc_elsewhere),
         }

@@ -11,7 +11,7 @@ use super::estimation::Estimation;
 use super::events::MemoryTally;
 use super::ledger::Ledger;
 use super::request_summary::AllocationRequestSummary;
-use crate::output::next_step;
+use crate::output::written;
 use crate::resolve::UNSEARCHED;
 
 /// The numbers of a finished recording of allocations.
@@ -141,8 +141,8 @@ impl MemorySummary {
             writeln!(out, "  {what}: {count}")?;
         }
         out.push_str(self.traces.as_deref().unwrap_or_default());
-        for file in files {
-            writeln!(out, "wrote {}{}", file.display(), next_step(file))?;
+        for line in written(files) {
+            writeln!(out, "{line}")?;
         }
         if !self.answer.is_empty() {
             writeln!(out, "\n{}", self.answer.join("\n"))?;

@@ -10,7 +10,7 @@ use lj_trace_profile::answer::CpuFacts;
 use lj_trace_text::counted;
 
 use super::OffCpuSummary;
-use crate::output::next_step;
+use crate::output::written;
 use crate::resolve::{RequestTally, Tally};
 
 /// The numbers of a finished recording.
@@ -153,8 +153,8 @@ impl Summary {
         if let Some(traces) = &self.traces {
             out.push_str(traces);
         }
-        for file in files {
-            writeln!(out, "wrote {}{}", file.display(), next_step(file))?;
+        for line in written(files) {
+            writeln!(out, "{line}")?;
         }
         Ok(())
     }

@@ -10,4 +10,4 @@ mod wording;
 pub use files::{OutputFiles, cannot_write};
 pub use output_file::{OutputFile, allow_replacing};
 pub use report_file::ReportFile;
-pub use wording::next_step;
+pub use wording::{written, written_so_far};

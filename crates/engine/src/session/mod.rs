@@ -31,7 +31,7 @@ use crate::cpu::{CpuReports, Looks, SampleListener, Verbosity, answer};
 use crate::error::{EngineError, Failure};
 use crate::options::{Options, Scope};
 use crate::output::pieces::now_in_names;
-use crate::output::{OutputFiles, next_step};
+use crate::output::{self, OutputFiles, written_so_far};
 use crate::recording::budget::{self, Budget};
 use crate::recording::stop::Stop;
 use crate::recording::{Recording, Summaries, poll_interval, title};
@@ -302,7 +302,7 @@ impl<'a> Session<'a> {
     /// Reports which files are complete while others are still being written. A long recording has many files.
     fn say_written(&self, files: &[PathBuf]) {
         if !self.options.quiet {
-            files.iter().for_each(|file| say(Priority::Info, &format!("wrote {}", file.display())));
+            written_so_far(files).iter().for_each(|line| say(Priority::Info, line));
         }
     }
 
@@ -481,8 +481,7 @@ impl<'a> Session<'a> {
                 }
                 say_summary(&summaries.text(stop.describe(), verbosity));
             }
-            let written = written.iter().filter(|path| *path != Path::new("-"));
-            written.for_each(|path| say(Priority::Info, &format!("wrote {}{}", path.display(), next_step(path))));
+            output::written(&written).iter().for_each(|line| say(Priority::Info, line));
             let summaries: Vec<_> =
                 told.iter().filter_map(|(name, _, summaries)| Some((name.as_str(), summaries.cpu()?))).collect();
             let facts = facts.as_ref().or_else(|| summaries.iter().find_map(|(_, summary)| summary.facts.as_ref()));

@@ -14,8 +14,8 @@ use super::summary::WaitSummary;
 use super::vm_found::Doubts;
 use crate::error::EngineError;
 use crate::options::{Options, Scope};
-use crate::output::ReportFile;
 use crate::output::pieces::{SinceThen, now_in_names};
+use crate::output::{ReportFile, written_so_far};
 use crate::recording::stop::Stop;
 use crate::resolve::RequestTally;
 use crate::session::{NewChildren, SessionControl};
@@ -289,7 +289,7 @@ impl<'a> WaitSession<'a> {
         self.interval_began = SystemTime::now();
         self.piece = Some(piece);
         if !self.options.quiet {
-            written.iter().for_each(|file| say(Priority::Info, &format!("wrote {}", file.display())));
+            written_so_far(&written).iter().for_each(|line| say(Priority::Info, line));
         }
         Ok(true)
     }

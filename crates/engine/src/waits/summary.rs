@@ -7,7 +7,7 @@ use std::time::Duration;
 use lj_trace_profile::WaitProfile;
 
 use super::vm_found::Doubts;
-use crate::output::next_step;
+use crate::output::written;
 use crate::resolve::{RequestTally, UNSEARCHED};
 
 /// Reasons why figures are incomplete, in the words of reports.
@@ -76,8 +76,8 @@ impl WaitSummary {
         if let Some(requests) = &self.requests {
             write_requests(&mut text, requests);
         }
-        for file in self.files.iter().filter(|file| file.as_os_str() != "-") {
-            let _ = writeln!(text, "wrote {}{}", file.display(), next_step(file));
+        for line in written(&self.files) {
+            let _ = writeln!(text, "{line}");
         }
         match profile.sentence() {
             Some(sentence) => {

@@ -32,6 +32,7 @@ mod aarch64 {
     mod code;
     mod moved;
     mod plt;
+    mod results;
     mod vm_edges;
 }
 

@@ -4,6 +4,7 @@ mod code;
 mod frame_pointer;
 mod moved;
 mod plt;
+mod results;
 mod stubs;
 mod vm_edges;
 mod vm_frame;

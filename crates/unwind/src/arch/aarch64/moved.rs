@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use super::code::{is_branch, is_call, jump, leaves, writes};
 use super::vm_edges::{BASE, STORE_LINK, Text};
 
-const PC: u32 = 21;
+pub(super) const PC: u32 = 21;
 /// RB, which keeps BASE while that moves.
 const RB: u32 = 17;
 /// CARG3, in which `BC_RET` keeps BASE.
@@ -25,7 +25,7 @@ const CARG3: u32 = 2;
 const KEEP_BASE: u32 = 0xaa13_03f1;
 const BACK_TO_KEPT: u32 = 0xaa11_03f3;
 /// `ldur x21, [x17, #-8]`: PC of the frame around the one at BASE.
-const LOAD_OUTER_PC: u32 = 0xf85f_8235;
+pub(super) const LOAD_OUTER_PC: u32 = 0xf85f_8235;
 /// `sub x2, x19, #16`, `sub x3, x2, x27, lsl #3`, `mov x19, x3`: from BASE to that of the caller.
 const BEFORE_FRAME: u32 = 0xd100_4262;
 const CALLER_BASE: u32 = 0xcb1b_0c43;

@@ -57,6 +57,7 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
         links: links.map(|at| text.address(at)).collect(),
         base_in_state: text.ranges(&text.base_in_state()),
         base_kept: text.ranges(&text.base_kept()),
+        results_stored: text.ranges(&text.results_stored(&returning)),
         frame_left: text.ranges(&text.frame_left()),
         pc_elsewhere: text.ranges(&text.pc_elsewhere()),
         ..Edges::default()

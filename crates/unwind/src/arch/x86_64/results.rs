@@ -96,10 +96,10 @@ mod tests {
     const START: u64 = 0x5555_0000_1000;
 
     /// The offsets of the ranges in which a frame is left.
-    fn frame_left(gc64: bool, instructions: &[&[u8]]) -> Vec<(u64, u64)> {
+    fn results_stored(gc64: bool, instructions: &[&[u8]]) -> Vec<(u64, u64)> {
         let layout = VmLayout { gc64: gc64.into(), l_base: 32, l_cframe: 80, ..VmLayout::default() };
         let edges = edges(&instructions.concat(), START, &layout);
-        edges.frame_left.iter().map(|range| (range.start - START, range.end - START)).collect()
+        edges.results_stored.iter().map(|range| (range.start - START, range.end - START)).collect()
     }
 
     /// `mov [rdx-16], rax`, and `mov [rdx-8], eax`
@@ -116,10 +116,10 @@ mod tests {
 
     #[test]
     fn a_result_lies_over_the_function_until_base_moves() {
-        assert_eq!(frame_left(true, &[STORE, COUNT, TO_CALLER, NEXT_BYTECODE]), [(4, 14)]);
-        assert_eq!(frame_left(false, &[STORE_SHORT, COUNT, TO_CALLER, NEXT_BYTECODE]), [(3, 13)]);
+        assert_eq!(results_stored(true, &[STORE, COUNT, TO_CALLER, NEXT_BYTECODE]), [(4, 14)]);
+        assert_eq!(results_stored(false, &[STORE_SHORT, COUNT, TO_CALLER, NEXT_BYTECODE]), [(3, 13)]);
         // The place of the link, with GC64.
-        assert_eq!(frame_left(true, &[STORE_SHORT, COUNT, TO_CALLER, NEXT_BYTECODE]), []);
+        assert_eq!(results_stored(true, &[STORE_SHORT, COUNT, TO_CALLER, NEXT_BYTECODE]), []);
     }
 
     #[test]
@@ -127,15 +127,15 @@ mod tests {
         // mov r15, rdx; mov [r15-16], rbp; add r15, 8; jne to the store
         let copy: [&[u8]; 4] = [&[0x49, 0x89, 0xd7], &[0x49, 0x89, 0x6f, 0xf0], &[0x49, 0x83, 0xc7, 8], &[0x75, 0xf6]];
         // The loop comes back to its store.
-        assert_eq!(frame_left(true, &[&copy[..], &[TO_CALLER, NEXT_BYTECODE]].concat()), [(3, 18)]);
+        assert_eq!(results_stored(true, &[&copy[..], &[TO_CALLER, NEXT_BYTECODE]].concat()), [(3, 18)]);
         // r15 holds something else.
-        assert_eq!(frame_left(true, &[&copy[1..], &[TO_CALLER, NEXT_BYTECODE]].concat()), []);
+        assert_eq!(results_stored(true, &[&copy[1..], &[TO_CALLER, NEXT_BYTECODE]].concat()), []);
     }
 
     #[test]
     fn a_tail_call_runs_in_the_frame() {
-        assert_eq!(frame_left(true, &[STORE, COUNT, LOAD_PC, NEXT_BYTECODE]), []);
+        assert_eq!(results_stored(true, &[STORE, COUNT, LOAD_PC, NEXT_BYTECODE]), []);
         // Another function may be run without PC being loaded here.
-        assert_eq!(frame_left(true, &[STORE, COUNT, NEXT_BYTECODE]), []);
+        assert_eq!(results_stored(true, &[STORE, COUNT, NEXT_BYTECODE]), []);
     }
 }

@@ -43,7 +43,7 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
     let leaving = text.leads_to(|text, at| text.unlinks(at));
     let returning: BTreeSet<u64> = text.leads_to(|text, at| text.sets_base(at));
     let returning: BTreeSet<u64> = returning.intersection(&leaving).copied().collect();
-    let frame_left = text.ranges(&text.results_stored(&returning));
+    let results_stored = text.ranges(&text.results_stored(&returning));
     let [base_in_state, base_kept] = text.around_calls(code, start);
     Edges {
         entering: text.ranges(&text.entering()),
@@ -55,7 +55,9 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
         links: text.instructions.values().filter(|found| text.stores_frame_link(found)).map(Instruction::ip).collect(),
         base_in_state,
         base_kept,
-        frame_left,
+        results_stored,
+        // BASE moves at once, when the results are in their places.
+        frame_left: Vec::new(),
         // `pcall` and calls of metamethods make a link before they move BASE, and the type of the link shows that.
         pc_elsewhere: Vec::new(),
     }
