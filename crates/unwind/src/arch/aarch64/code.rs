@@ -153,7 +153,8 @@ pub const fn adds_to(word: u32, register: u32) -> bool {
 }
 
 /// Whether the instruction may write this general register. Nearly all instructions have their destination in the same
-/// bits. Stores and vector loads have not, and are told apart; comparisons and branches have not, either.
+/// bits. Stores and vector loads have not, and are told apart, as are branches, which write none (calls write `x30`);
+/// comparisons have not, either.
 pub const fn writes(word: u32, register: u32) -> bool {
     let (first, second, base) = (word & 31, word >> 10 & 31, word >> 5 & 31);
     let is_vector = word & 0x0400_0000 != 0;
@@ -161,6 +162,9 @@ pub const fn writes(word: u32, register: u32) -> bool {
     let is_single_store = single && (is_vector || word & 0x00c0_0000 == 0);
     let is_pair_store = pair && (is_vector || word & 0x0040_0000 == 0);
     let writes_back = pair && word & 0x0080_0000 != 0 || single && word & 0x0120_0400 == 0x0000_0400;
+    if is_branch(word) || jump(word).is_some() || is_call(word) {
+        return is_call(word) && register == 30;
+    }
     first == register && !is_single_store && !is_pair_store
         || second == register && pair && !is_pair_store
         || base == register && writes_back
@@ -180,6 +184,15 @@ pub fn references(_code: &[u8], _start: u64) -> References {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn branches_write_nothing() {
+        // tbz w21, #2, .+8; cbnz x21, .+8; b.hi .+0; b with its bits; bl; and mov x21, x0; ldr x0, [x21], #8
+        assert!(
+            ![0x3610_0055, 0xb500_0055, 0x5400_0015, 0x1400_0015, 0x9400_0015].into_iter().any(|word| writes(word, 21))
+        );
+        assert!(writes(0x9400_0015, 30) && writes(0xaa00_03f5, 21) && writes(0xf840_86a0, 21));
+    }
 
     #[test]
     fn instructions_are_told_apart() {

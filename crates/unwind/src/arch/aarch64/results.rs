@@ -90,9 +90,9 @@ mod tests {
         for other in [0xf81f_8260, 0xf81f_0220, 0xf85f_0260] {
             assert_eq!(results_stored(&[NOP, other, NOP, TO_CALLER, NEXT_BYTECODE]), []);
         }
-        // b.ne 5; sub x19, ...; br x8; nop; ldur x21, [x17, #-8]; br x8: the way to a protected call.
-        let words = [STORES[0], 0x5400_0081, TO_CALLER, NEXT_BYTECODE, NOP, 0xf85f_8235, NEXT_BYTECODE];
-        assert_eq!(results_stored(&words), [(1, 3), (5, 6)]);
+        // b.ne 5; sub x19, ...; br x8; nop; tbz w21, #2, 2; ldur x21, [x17, #-8]; br x8: the way to a protected call.
+        let words = [STORES[0], 0x5400_0081, TO_CALLER, NEXT_BYTECODE, NOP, 0x3617_ffb5, 0xf85f_8235, NEXT_BYTECODE];
+        assert_eq!(results_stored(&words), [(1, 3), (5, 7)]);
     }
 
     #[test]
