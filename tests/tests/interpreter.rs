@@ -27,7 +27,8 @@ fn all_places_where_base_is_elsewhere_have_room() -> Result<()> {
         let places = [
             (&edges.base_in_state, none.base_in_state.len(), least),
             (&edges.base_kept, none.base_kept.len(), least),
-            (&edges.frame_left, none.frame_left.len(), 1),
+            (&edges.results_stored, none.results_stored.len(), 1),
+            (&edges.frame_left, none.frame_left.len(), moves),
             (&edges.pc_elsewhere, none.pc_elsewhere.len(), moves),
         ];
         for (ranges, room, least) in places {
