@@ -12,9 +12,13 @@ use lj_trace_tests::tracer::{Outcome, Tracer};
 
 /// Records a process, its stacks grouped by route.
 fn record(pid: u32, seconds: u64, more: &[&str], folder: &Path) -> Result<(Folded, Outcome)> {
+    record_with(pid, seconds, &[&["--rate", "1499", "--no-limit", "--force"], more].concat(), folder)
+}
+
+fn record_with(pid: u32, seconds: u64, more: &[&str], folder: &Path) -> Result<(Folded, Outcome)> {
     let file = folder.join("route.folded");
     let (pid, output, time) = (pid.to_string(), file.display().to_string(), format!("{seconds}s"));
-    let whom = ["--pid", &pid, "--duration", &time, "--output", &output, "--rate", "1499", "--no-limit", "--force"];
+    let whom = ["--pid", &pid, "--duration", &time, "--output", &output];
     let outcome = Tracer::start(whom.iter().chain(more))?.wait_for(Duration::from_secs(seconds + 60))?;
     outcome.expect(0, &[]);
     Ok((Folded::parse(&std::fs::read_to_string(file)?)?, outcome))
@@ -39,6 +43,30 @@ fn check(gateway: Gateway, seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> 
 fn routes_are_those_of_the_function_that_runs() -> Result<()> {
     for gateway in [Gateway::Kong, Gateway::Apisix] {
         check(gateway, 1, 3)?;
+    }
+    Ok(())
+}
+
+/// Records the waits of an nginx of this seed; gives how many nanoseconds are right, and how many marked.
+fn check_waits(gateway: Gateway, seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> {
+    let Some((nginx, site)) = RoutedSite::start(gateway, 12, seed)? else { return Ok(None) };
+    let pause = 0.05 + 0.3 * fastrand::Rng::with_seed(seed).f64();
+    let requests = site.load_of_waits(pause, &nginx, seed);
+    let folder = tempfile::tempdir()?;
+    let waits = ["--group-by", "route", "-v", "--mode", "waits", "--interval", "0.05s"];
+    let (folded, outcome) = record_with(nginx.workers()[0], seconds, &waits, folder.path())?;
+    let Checked { right, unknown, others, wrong, labels } = site.check(&folded)?;
+    println!("{gateway:?}, seed {seed}: {right} ns right, {unknown} marked, {others} elsewhere: {labels:?}");
+    ensure!(wrong.is_empty(), "{gateway:?}, seed {seed}: {}\n{}", wrong.join("\n"), outcome.stderr);
+    ensure!(requests.answers() > 10, "seed {seed}: hardly a request was answered: {}", nginx.log());
+    ensure!(right > unknown * 5 && labels.len() > 4, "{}\n{}", outcome.stderr, nginx.log());
+    Ok(Some([right, unknown]))
+}
+
+#[test]
+fn routes_of_waits_are_those_of_the_function_that_waits() -> Result<()> {
+    for gateway in [Gateway::Kong, Gateway::Apisix] {
+        check_waits(gateway, 1, 4)?;
     }
     Ok(())
 }
@@ -103,6 +131,22 @@ fn routes_of_many_samples() -> Result<()> {
         if right >= wanted {
             return Ok(());
         }
+    }
+    Ok(())
+}
+
+/// Waits of ten random configurations.
+#[test]
+#[ignore = "takes four minutes"]
+fn routes_of_many_waits() -> Result<()> {
+    let first = std::env::var("LJ_TRACE_REQUEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(100);
+    let (mut right, mut unknown) = (0, 0);
+    for seed in first..first + 10 {
+        for gateway in [Gateway::Kong, Gateway::Apisix] {
+            let Some([of_seed, marked]) = check_waits(gateway, seed, 10)? else { return Ok(()) };
+            (right, unknown) = (right + of_seed, unknown + marked);
+        }
+        println!("so far: {} s right, {} s marked, 0 wrong", right / 1_000_000_000, unknown / 1_000_000_000);
     }
     Ok(())
 }

@@ -83,8 +83,8 @@ pub enum RouteOutcome {
 /// Why it is not known which route a request takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unrouted {
-    /// lj-trace does not read the routes of what waits.
-    NotRead,
+    /// The program ran while its tables were read.
+    Running,
     /// It is not known yet where routes are.
     NotProven,
     /// A table that leads to the route was being changed.
@@ -108,7 +108,7 @@ pub enum Unrouted {
 impl fmt::Display for Unrouted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotRead => "routes are read only where samples are taken",
+            Self::Running => "the program ran while the request's tables were read",
             Self::NotProven => "no request has shown yet where routes are",
             Self::Changing => "a table that leads to the route was being changed",
             Self::Unreadable => "the request's tables could not be read",

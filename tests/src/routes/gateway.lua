@@ -29,6 +29,7 @@ end
 
 function F.rewrite()
     F.none1()
+    F.wait1()
     local ctx
     if random(2) == 1 then
         ctx = get_ctx_table(fetch())
@@ -65,12 +66,12 @@ end
 
 local ways = {
     function(work) work() end,
-    function(work) work() ngx.sleep(0.001) work() end,
+    function(work, route) work() route.wait() work() end,
     function(work) coroutine.wrap(function() work() coroutine.yield() work() end)() end,
-    function(work) ngx.thread.wait(ngx.thread.spawn(function() work() ngx.sleep(0.001) work() end)) end,
+    function(work, route) ngx.thread.wait(ngx.thread.spawn(function() work() route.wait() work() end)) end,
     function(work) ngx.location.capture("/sub") work() end,
     function(_, route, ctx) grow(route, ctx) end,
-    function(work, _, ctx) ngx.ctx = {} F.none4() ngx.ctx = ctx work() end,
+    function(work, _, ctx) ngx.ctx = {} F.none4() F.wait4() ngx.ctx = ctx work() end,
     function(work) ngx.timer.at(0, function() F.none5() end) work() end,
 }
 
@@ -90,10 +91,13 @@ end
 -- After a redirect there is no table any more.
 function F.again()
     F.none0()
+    F.wait0()
     local key = ngx.var.stashed
     ngx.ctx = stash[key]
     stash[key] = nil
-    R[ngx.ctx.number].work()
+    local route = R[ngx.ctx.number]
+    route.work()
+    route.wait()
     ngx.say("again")
 end
 

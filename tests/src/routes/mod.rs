@@ -79,11 +79,16 @@ impl RoutedSite {
             site.labels.push(label);
             site.lines.insert(script.lines().count() as u32 + 1, Some(number));
             let grow = format!("function(t) for i = 1, {} do t[names[i]] = i end end", random.u32(2..200));
-            writeln!(script, "R[{number}] = {{ fields = {{ {fields} }}, work = {}, grow = {grow} }}", work(random))?;
+            let work = work(random);
+            writeln!(
+                script,
+                "R[{number}] = {{ fields = {{ {fields} }}, work = {work}, wait = {WAIT}, grow = {grow} }}"
+            )?;
         }
         for number in 0..NONE {
             site.lines.insert(script.lines().count() as u32 + 1, None);
-            writeln!(script, "F.none{number} = {}", work(random))?;
+            let work = work(random);
+            writeln!(script, "F.none{number}, F.wait{number} = {work}, {WAIT_IF_ASKED}")?;
         }
         script += LUA;
         Ok((script, site))
@@ -144,13 +149,27 @@ impl RoutedSite {
 
     /// Asks for all routes again and again, from several connections at once.
     pub fn load(&self, nginx: &Nginx, seed: u64) -> Requests {
-        let uris = (0..self.labels.len()).map(|number| format!("/{number}"));
+        self.load_with("", nginx, seed)
+    }
+
+    /// The same; requests wait for so many seconds now and then.
+    pub fn load_of_waits(&self, pause: f64, nginx: &Nginx, seed: u64) -> Requests {
+        // All URIs are asked for with an argument more, which begins anew.
+        self.load_with(&format!("?pause={pause}&more="), nginx, seed)
+    }
+
+    fn load_with(&self, arguments: &str, nginx: &Nginx, seed: u64) -> Requests {
+        let uris = (0..self.labels.len()).map(|number| format!("/{number}{arguments}"));
         Requests::start(uris.collect(), &nginx.socket(), seed)
     }
 }
 
 /// How many functions compute where there is no route.
 const NONE: usize = 6;
+
+/// Functions that wait: for as long as the argument `pause` of the request says.
+const WAIT: &str = "function() ngx.sleep(tonumber(ngx.var.arg_pause) or 0.001) end";
+const WAIT_IF_ASKED: &str = "function() if ngx.var.arg_pause then ngx.sleep(tonumber(ngx.var.arg_pause)) end end";
 
 /// A function that computes for a while.
 fn work(random: &mut Rng) -> String {

@@ -15,7 +15,6 @@ use lj_trace_profile::Frame;
 use lj_trace_profile::model::{RequestKey, RequestLabels};
 use lj_trace_requests::{
     Circumstances, FiberCircumstances, Fibers, RequestOutcome, Requests, RouteOutcome, RunningFiber, ServedRequest,
-    Unrouted,
 };
 use lj_trace_text::counted;
 use lj_trace_unwind::{NativeFrame, NativeStack};
@@ -323,7 +322,8 @@ impl RequestLabeller {
         self.count(outcome, sample.weight())
     }
 
-    /// The request or the fiber of a suspended coroutine. `runs_lua` says whether its stack has Lua functions.
+    /// The request or the fiber of a suspended coroutine. The program runs meanwhile: the result is valid if the coroutine has
+    /// not moved when it is known. `runs_lua` says whether its stack has Lua functions.
     pub fn of_coroutine(&mut self, vm: &Vm, thread: u64, runs_lua: bool) -> SampleRequest {
         if self.fibers.are_there() {
             let outcome = self.fiber_of_coroutine(vm, thread);
@@ -336,11 +336,8 @@ impl RequestLabeller {
         }
         let circumstances = Circumstances { on_main_thread: thread == vm.main_thread, runs_lua };
         let mut outcome = self.requests.resolve(&self.memory, &marks, circumstances);
-        // Other code of the request may run meanwhile, and change its tables.
-        if let RequestOutcome::Found(served) = &mut outcome
-            && self.routes.layout().is_some()
-        {
-            served.route = RouteOutcome::Not(Unrouted::NotRead);
+        if let RequestOutcome::Found(served) = &mut outcome {
+            served.route = self.routes.of_waiting(&self.memory, vm, &self.requests.layout(), marks.request);
         }
         self.count(outcome, 1)
     }

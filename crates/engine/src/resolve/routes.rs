@@ -7,7 +7,9 @@ use lj_trace_common::event::reg;
 use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::request::RequestLayout;
-use lj_trace_common::route::{RouteKey, RouteLayout, is_understood, string_value, value_address};
+use lj_trace_common::route::{
+    RouteKey, RouteLayout, RouteMarks, RouteState, is_understood, string_value, value_address,
+};
 use lj_trace_common::vm::VmState;
 use lj_trace_luajit::Vm;
 use lj_trace_luajit::interned::{find_strings, is_interned, string_number};
@@ -16,7 +18,7 @@ use lj_trace_luajit::table::entry;
 use lj_trace_luajit::value::{self, Value};
 use lj_trace_probes::sample::Sample;
 use lj_trace_process::{Process, ProcessMemory};
-use lj_trace_requests::{Accessor, RouteOutcome, Routes, RoutingProgram};
+use lj_trace_requests::{Accessor, RouteOutcome, Routes, RoutingProgram, Unrouted};
 use lj_trace_unwind::NativeStack;
 
 /// The function of lua-nginx-module that returns the number of a request's `ngx.ctx`. Lua libraries call it by this name.
@@ -193,6 +195,43 @@ impl ProcessRoutes {
         self.routes.as_ref().map_or(0, Routes::others)
     }
 
+    /// The route of a request of this VM that is waiting. The program runs meanwhile, and other code of the request may change
+    /// its tables.
+    ///
+    /// A key that is not found may be on its way to another place, unless nothing has run. One that is found leads to its own
+    /// value: LuaJIT gives a new key its place only after it has set the value there to nil ([`lj_tab_newkey`]).
+    ///
+    /// [`lj_tab_newkey`]: https://github.com/openresty/luajit2/blob/15f58c9648ee40a3fb6617e22e2f3fdff80d66b8/src/lj_tab.c#L444-L517
+    pub fn of_waiting(
+        &mut self,
+        memory: &ProcessMemory,
+        vm: &Vm,
+        requests: &RequestLayout,
+        request: u64,
+    ) -> RouteOutcome {
+        let Some(routes) = self.routes.as_mut().filter(|routes| routes.layout().global == vm.global) else {
+            return RouteOutcome::NotLooked;
+        };
+        let layout = RequestLayout { routes: routes.layout(), ..*requests };
+        let read = || {
+            let mut marks = RouteMarks::default();
+            marks.read(memory, &layout, &vm.layout, request);
+            marks
+        };
+        let mut was_idle = is_idle(memory, vm);
+        let mut marks = read();
+        for _ in 0..ATTEMPTS {
+            let (again, is_idle) = (read(), is_idle(memory, vm));
+            let is_same = marks == again;
+            let is_certain = was_idle && is_idle || marks.state == RouteState::Found as u32;
+            if is_same && is_certain {
+                return routes.resolve(memory, &vm.layout, &marks, |_| false);
+            }
+            (marks, was_idle) = (again, is_idle);
+        }
+        RouteOutcome::Not(Unrouted::Running)
+    }
+
     /// The route of a sample that hit this VM.
     pub fn of_sample(
         &mut self,
@@ -205,6 +244,13 @@ impl ProcessRoutes {
         let is_changing = |tables: &[u64]| may_change(sample, native, vm, &self.luajit, tables);
         routes.resolve(memory, &vm.layout, &sample.header.route, is_changing)
     }
+}
+
+/// Whether no code runs in a VM: the coroutine that ran last is in no C frame.
+fn is_idle(memory: &ProcessMemory, vm: &Vm) -> bool {
+    let layout = &vm.layout;
+    let running = memory.read_ref(layout.is_gc64(), field(vm.global, layout.g_cur_l));
+    running.and_then(|thread| memory.read_ref(layout.is_gc64(), field(thread, layout.l_cframe))) == Ok(0)
 }
 
 /// The list of all `ngx.ctx` of a VM.

@@ -98,6 +98,9 @@ impl ProcessLooks {
         let now = Instant::now();
         self.search(now);
         self.names.begin_look();
+        if let Some(requests) = &mut self.requests {
+            requests.look_again();
+        }
         let lag = self.looked.map(|looked| now.saturating_duration_since(looked));
         let mut pending = Pending::default();
         for VmFound { there, waiting, pairs } in self.each_vm(profile, |vm, looking| Some((lag, vm.look(looking)))) {

@@ -40,6 +40,11 @@ impl WaitRequests {
         self.labeller.see_vm(vm, names.namer());
     }
 
+    /// Tries again to find what was not found before.
+    pub fn look_again(&mut self) {
+        self.labeller.look_again();
+    }
+
     /// The request data of a coroutine. `runs_lua` says whether its stack has Lua functions. The program runs meanwhile:
     /// the result is valid if the coroutine has not moved when it is known.
     pub fn of(&mut self, vm: &Vm, thread: u64, runs_lua: bool) -> WaitGroup {
