@@ -66,7 +66,7 @@ fn check_waits(gateway: Gateway, seed: u64, seconds: u64) -> Result<Option<[u64;
 #[test]
 fn routes_of_waits_are_those_of_the_function_that_waits() -> Result<()> {
     for gateway in [Gateway::Kong, Gateway::Apisix] {
-        check_waits(gateway, 1, 4)?;
+        check_waits(gateway, 1, 3)?;
     }
     Ok(())
 }
