@@ -157,13 +157,9 @@ pub fn find(
         };
         let pc = narrow(registers[reg::BYTECODE_PC]);
         let outer = (top.thread_base, cframe);
-        // Results are copied over the header of the frame that is left.
-        let place = if moves || is_in(&vm.edges.results_stored, at) {
-            caller_of_left(memory, vm, coroutine, (base, pc), (scratch.0, scratch.1))
-        } else {
-            from_registers(memory, vm, coroutine, outer, (at, base, pc), (scratch.0, scratch.1))
-        };
-        if let Some(place) = place {
+        let is_left = moves || is_in(&vm.edges.results_stored, at);
+        let registers = (at, base, pc, is_left);
+        if let Some(place) = from_registers(memory, vm, coroutine, outer, registers, (scratch.0, scratch.1)) {
             (top.base, top.pc, top.crosses) = (place.base, place.pc, u32::from(place.crosses));
             top.flags = SAMPLE_BASE_IN_REGISTERS;
             return Ok(top);
@@ -222,20 +218,27 @@ impl WalkStart {
 }
 
 /// Checks the BASE and PC found in registers. In a few instructions of a call or a return, they belong to different
-/// frames; then it corrects them. `thread_base` is `L->base`.
+/// frames; then it corrects them. `thread_base` is `L->base`. `is_left` says whether the frame at BASE is left.
 #[inline(always)]
 fn from_registers(
     memory: &impl ReadFrames,
     vm: &VmConfig,
     coroutine: &Coroutine,
     (thread_base, cframe): (u64, u64),
-    (at, base, pc): (u32, u64, u64),
+    (at, base, pc, is_left): (u32, u64, u64, bool),
     (record, memo): (&mut FrameRecord, &mut Memo),
 ) -> Option<WalkStart> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
     if !coroutine.holds(base) {
         return None;
+    }
+    // Results are copied over the header of the frame that is left.
+    if is_left {
+        let below = link_below(memory, gc64, base).ok()?;
+        // `vm_return` flips a bit of the link to test for C frames, and clears its type.
+        let is_changed = pc == below ^ FRAME_C || (pc == below & !7 && pc != 0);
+        return caller(memory, vm, coroutine, (base, if is_changed { below } else { pc }), (record, memo));
     }
     // The link in the new frame's header is still an old one, so the new frame does not count.
     if vm.edges.links.contains(&at) {
@@ -289,24 +292,6 @@ fn from_registers(
     caller(memory, vm, coroutine, (base, saved), (record, memo))
 }
 
-/// The frame around the frame at `base` that is left. PC's register has its link.
-#[inline(always)]
-fn caller_of_left(
-    memory: &impl ReadFrames,
-    vm: &VmConfig,
-    coroutine: &Coroutine,
-    (base, pc): (u64, u64),
-    scratch: (&mut FrameRecord, &mut Memo),
-) -> Option<WalkStart> {
-    if !coroutine.holds(base) {
-        return None;
-    }
-    let below = link_below(memory, vm.layout.is_gc64(), base).ok()?;
-    // `vm_return` flips a bit of the link to test for C frames, and clears its type.
-    let is_changed = pc == below ^ FRAME_C || (pc == below & !7 && pc != 0);
-    caller(memory, vm, coroutine, (base, if is_changed { below } else { pc }), scratch)
-}
-
 /// The link of the frame at `base`.
 #[inline(always)]
 fn link_below(memory: &impl ReadMemory, gc64: bool, base: u64) -> Result<u64, Unreadable> {
@@ -354,9 +339,11 @@ fn in_transition(
         // A metamethod has returned; or it is about to be called, and PC's register has the link of its frame. The
         // place that it was called from is stored below its frame. (A fast function calls no metamethods, so there PC
         // is the link of its own frame: a trace that is stitched to the next one has called `coroutine.resume` with a
-        // continuation, and the first result has overwritten the link.)
+        // continuation, and the first result has overwritten the link.) On arm64, BASE moves before PC's register has
+        // the link, and `L->base` is the caller's.
+        let is_moved = base.wrapping_sub(delta) == thread_base;
         if (kind == 0 && link_above == link_expected | FRAME_CONT)
-            || (kind == FRAME_CONT && (base == thread_base || delta < MAX_DELTA) && !is_native)
+            || (kind == FRAME_CONT && (base == thread_base || delta < MAX_DELTA && !is_moved) && !is_native)
         {
             return WalkStart::at(base, continuation(memory, gc64, above).1);
         }

@@ -72,10 +72,10 @@ pub struct VmEdges {
     /// The same, but [`reg::KEPT_BASE`](crate::arch::reg::KEPT_BASE) has the value of BASE.
     pub base_kept: [CodeRange; 40],
     /// A frame is left: its results may lie over its function and its link, which PC's register has.
-    pub results_stored: [CodeRange; 32],
+    pub results_stored: [CodeRange; 28],
     /// The same, but BASE moves already. The frame's BASE is [`LEFT_BASE_OFFSET`](crate::arch::LEFT_BASE_OFFSET) above
     /// [`reg::LEFT_BASE`](crate::arch::reg::LEFT_BASE).
-    pub frame_left: [CodeRange; 8],
+    pub frame_left: [CodeRange; 4],
     /// The frame at BASE is whole, but PC's register holds something else.
     pub pc_elsewhere: [CodeRange; 8],
 }
@@ -94,8 +94,8 @@ impl VmEdges {
             links: [NOWHERE; 8],
             base_in_state: [none; 64],
             base_kept: [none; 40],
-            results_stored: [none; 32],
-            frame_left: [none; 8],
+            results_stored: [none; 28],
+            frame_left: [none; 4],
             pc_elsewhere: [none; 8],
         }
     };

@@ -64,7 +64,8 @@ fn a_job_records_and_ends_by_itself() -> Result<()> {
     // Lines for the journal begin with a priority, which it takes off.
     ensure!(!journal.contains("<6>"), "{journal}");
     let warnings = systemd.run(&format!("journalctl --quiet --unit {unit} --priority warning --output cat"))?;
-    ensure!(warnings.is_empty(), "{warnings}");
+    // A busy machine may have lost something.
+    ensure!(warnings.lines().all(|line| line.starts_with("LOST: ")), "{warnings}");
     let folded = samples(&systemd, &default_file(&systemd, &pid, "sysprof")?)?;
     ensure!(folded.samples_where(|stack| stack.frames.iter().any(|frame| frame.starts_with("Index:add@demo.lua"))) > 0);
     let stream = systemd.path("var/lib/lj-trace").join(default_file(&systemd, &pid, "memprof")?);

@@ -26,6 +26,7 @@ mod identities;
 pub mod life;
 pub mod observation;
 mod outcome;
+mod proportion;
 pub mod random;
 #[cfg(test)]
 mod simulation;

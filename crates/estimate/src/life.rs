@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::observation::SourceId;
+use crate::proportion::proportion;
 use crate::random::Random;
 use crate::{Figure, Line};
 
@@ -188,17 +189,6 @@ fn life(source: SourceId, fate: &Fate, living: &[Weights; CYCLES + 1]) -> Life {
         parts: share(fate.parts, fate.parts + all.bytes + fate.lost.bytes),
         lost: share(fate.lost.bytes, all.bytes + fate.lost.bytes),
     }
-}
-
-/// A share that was found among so many, and its error (Agresti and Coull: *Approximate is better than "exact"*, 1998). The
-/// error is also valid if all or none of a few belong to the part.
-fn proportion(share: f64, among: f64) -> Figure {
-    if among == 0.0 {
-        return Figure::estimated(0.0, 1.0);
-    }
-    let middle = (share * among + 2.0) / (among + 4.0);
-    let half = 2.0 * (middle * (1.0 - middle) / (among + 4.0)).sqrt();
-    Figure::estimated(share, (half + (middle - share).abs()).min(1.0))
 }
 
 fn mean_cycle(died: &[Weights; CYCLES + 1], dead: &Weights) -> Option<Figure> {

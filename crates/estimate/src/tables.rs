@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::exact::Exact;
 use super::outcome::Outcome;
+use super::proportion::proportion;
 use crate::observation::{ActivityId, CpuSample, Nanos, Reading, SourceId, TableBlock, Tables, Window};
 
 /// How long it may take to copy a table before the VM's state refers to it, in nanoseconds, plus the time per byte. The
@@ -111,7 +112,7 @@ impl TableLog {
                 let part = part / whole;
                 // As if the growths with a known source were drawn from all growths.
                 let known = self.ran.values().chain(self.seen.values()).map(|(_, count)| count).sum::<u64>().max(1);
-                let error = 2.0 * (part * (1.0 - part) / known as f64).sqrt() * grown as f64;
+                let error = proportion(part, known as f64).error.unwrap_or(0.0) * grown as f64;
                 shares.push(Share { source: *source, bytes: grown as f64 * part, count: growths as f64 * part, error });
             }
         }
