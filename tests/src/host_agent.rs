@@ -99,10 +99,17 @@ impl Agent {
     /// # Errors
     /// Nobody answers, or not as expected.
     pub fn metrics(&self) -> Result<BTreeMap<String, f64>> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
+        let start = Instant::now();
+        let text = loop {
+            let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text)?;
+            // The agent may be too busy to answer.
+            if !text.starts_with("HTTP/1.1 503") || start.elapsed() > patience(20) {
+                break text;
+            }
+        };
         ensure!(text.starts_with("HTTP/1.1 200"), "{text}");
         let lines = text.lines().filter(|line| line.starts_with("lj_trace_"));
         lines

@@ -21,14 +21,15 @@ pub struct Metrics {
 
 #[derive(Debug, Default)]
 struct Shared {
-    numbers: Mutex<Numbers>,
+    /// The numbers for the last request, once they are there.
+    numbers: Mutex<Option<Numbers>>,
     is_told: Condvar,
     /// Whether a request waits for numbers: they are only computed on request.
     is_asked: AtomicBool,
 }
 
-/// How long a request waits for new numbers; after that it gets the previous ones.
-const WAIT: Duration = Duration::from_secs(2);
+/// How long a request waits for its numbers; after that it gets none. Prometheus waits for ten seconds.
+const WAIT: Duration = Duration::from_secs(5);
 
 impl Metrics {
     /// Starts serving at an address.
@@ -50,16 +51,18 @@ impl Metrics {
 
     /// Sets the current numbers.
     pub fn tell(&self, numbers: Numbers) {
-        *self.shared.numbers.lock().unwrap_or_else(PoisonError::into_inner) = numbers;
+        *self.shared.numbers.lock().unwrap_or_else(PoisonError::into_inner) = Some(numbers);
         self.shared.is_told.notify_all();
     }
 }
 
 impl Shared {
-    fn text(&self) -> String {
-        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The numbers of now. [`None`] if the agent does not tell them in time: it may have no CPU.
+    fn text(&self) -> Option<String> {
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        *numbers = None;
         self.is_asked.store(true, Ordering::Relaxed);
-        let told = self.is_told.wait_timeout(numbers, WAIT).unwrap_or_else(PoisonError::into_inner);
-        told.0.text()
+        let told = self.is_told.wait_timeout_while(numbers, WAIT, |numbers| numbers.is_none());
+        told.unwrap_or_else(PoisonError::into_inner).0.as_ref().map(Numbers::text)
     }
 }

@@ -24,6 +24,9 @@ const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8
 const CONNECTIONS: usize = 8;
 const TIME: Duration = Duration::from_secs(5);
 
+/// The answer if there are no numbers.
+const LATE: &str = "lj-trace: the agent is too busy to tell its numbers; ask again\n";
+
 /// Serves until it is dropped; then the address is free again.
 #[derive(Debug)]
 pub struct MetricsServer {
@@ -40,11 +43,14 @@ impl Drop for MetricsServer {
     }
 }
 
-/// Serves `text` at `/metrics` of this address, in a thread of its own.
+/// Serves `text` at `/metrics` of this address, in a thread of its own. Where there is none, the answer is 503.
 ///
 /// # Errors
 /// The address is taken, or the system has no more threads.
-pub fn serve(address: SocketAddr, text: impl Fn() -> String + Send + Sync + 'static) -> io::Result<MetricsServer> {
+pub fn serve(
+    address: SocketAddr,
+    text: impl Fn() -> Option<String> + Send + Sync + 'static,
+) -> io::Result<MetricsServer> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -63,7 +69,7 @@ pub fn serve(address: SocketAddr, text: impl Fn() -> String + Send + Sync + 'sta
     Ok(MetricsServer { goes_on: Some(goes_on), thread: Some(thread) })
 }
 
-async fn accept<F: Fn() -> String + Send + Sync + 'static>(listener: TcpListener, text: Arc<F>) {
+async fn accept<F: Fn() -> Option<String> + Send + Sync + 'static>(listener: TcpListener, text: Arc<F>) {
     let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
@@ -88,9 +94,12 @@ async fn accept<F: Fn() -> String + Send + Sync + 'static>(listener: TcpListener
     }
 }
 
-fn respond(request: &Request<Incoming>, text: &impl Fn() -> String) -> Response<Full<Bytes>> {
+fn respond(request: &Request<Incoming>, text: &impl Fn() -> Option<String>) -> Response<Full<Bytes>> {
     let (status, kind, body) = match (request.method(), request.uri().path()) {
-        (&Method::GET | &Method::HEAD, "/metrics") => (StatusCode::OK, FORMAT, text()),
+        (&Method::GET | &Method::HEAD, "/metrics") => match text() {
+            Some(text) => (StatusCode::OK, FORMAT, text),
+            None => (StatusCode::SERVICE_UNAVAILABLE, "text/plain", LATE.to_owned()),
+        },
         (_, "/metrics") => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "GET only\n".to_owned()),
         _ => (StatusCode::NOT_FOUND, "text/plain", "lj-trace: see /metrics\n".to_owned()),
     };
@@ -118,8 +127,8 @@ mod tests {
     #[test]
     fn one_page_is_there_whatever_others_ask() {
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let server = serve(free, || "lj_trace_processes 5\n".to_owned()).unwrap();
-        assert!(serve(free, String::new).is_err(), "it is taken");
+        let server = serve(free, || Some("lj_trace_processes 5\n".to_owned())).unwrap();
+        assert!(serve(free, || None).is_err(), "it is taken");
         let get = |path: &str| ask(free, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
         // Silent clients occupy only some of the connections.
         let silent: Vec<_> = (0..CONNECTIONS - 1).map(|_| TcpStream::connect(free).unwrap()).collect();
@@ -135,7 +144,7 @@ mod tests {
         assert!(get("/metrics").starts_with("HTTP/1.1 200"));
         drop(server);
         assert!(TcpStream::connect(free).is_err());
-        let _again = serve(free, String::new).unwrap();
-        assert!(get("/metrics").starts_with("HTTP/1.1 200"));
+        let _again = serve(free, || None).unwrap();
+        assert!(get("/metrics").starts_with("HTTP/1.1 503"));
     }
 }
