@@ -294,7 +294,10 @@ fn names_that_are_looked_up_are_told() -> Result<()> {
         let told = stop(tracer)?;
         let own: Vec<_> =
             told.iter().filter(|told| told.began > before && told.json["call"] == "getaddrinfo").collect();
-        assert_eq!(own.len(), NAMES, "{mechanism}: {told:#?}");
+        // Where a hidden process gives the CPU back to the thread, it is not known what the turn was (docs/blockers.md, Limits).
+        let is_marked = |told: &&Told| told.json["kind"] == "unknown" && told.json["function"].is_null();
+        let marked = told.iter().filter(|told| told.began > before).filter(is_marked).count();
+        assert!(own.len() + marked == NAMES && marked <= 1, "{mechanism}: {told:#?}");
         for told in own {
             let json = &told.json;
             assert!(told.length > late.as_secs_f64() * 1000.0, "{mechanism}: {json}");
