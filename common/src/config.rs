@@ -252,6 +252,8 @@ counters! {
     TimeUnseen => "nanoseconds of which it is not known whether threads ran: the kernel did not show that they came back",
     /// There was no room for an entry for a thread.
     OffCpuThreadsBeyond => "switches of threads that were not followed: lj-trace knows no more at once",
+    /// There was no room for one more kind of ended request.
+    EndedRequestsBeyond => "requests not counted: they have more locations or routes than there is room for",
 }
 
 /// Number of counters.

@@ -9,6 +9,7 @@ pub mod allocation;
 pub mod arch;
 pub mod c_frame;
 pub mod config;
+pub mod ended_request;
 pub mod ends;
 pub mod event;
 pub mod fiber;
@@ -55,4 +56,8 @@ mod user {
     unsafe impl aya::Pod for crate::off_cpu::OffCpuProcess {}
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::turn::TurnLengths {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for crate::ended_request::EndedRequest {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for crate::ended_request::EndedCount {}
 }

@@ -12,6 +12,7 @@ mod bench;
 mod chosen;
 mod clock;
 mod count;
+mod ended_requests;
 mod kernel_stack;
 mod label;
 mod lifetimes;

@@ -12,6 +12,7 @@ use lj_trace_common::allocation::tally::VmTally;
 use lj_trace_common::config::{
     COUNTERS, Config, MAX_PROCESSES, MAX_SAMPLERS, MAX_VMS, PENDING_PLACES, PidNamespace, VM_ENTRIES, VmKey,
 };
+use lj_trace_common::ended_request::{EndedCount, EndedRequest};
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, MAX_WATCHED, Watched};
 use lj_trace_common::off_cpu::{FILTER_WORDS, MAX_OFF_CPU_THREADS, OffCpuProcess, OffCpuThread};
 use lj_trace_common::run_queue_clock::RunQueueClock;
@@ -196,3 +197,7 @@ pub static WAITING_TASK: PerCpuArray<WaitingRoom> = PerCpuArray::with_max_entrie
 /// The lengths of event loop turns, by process number. The agent sets the number of entries.
 #[map]
 pub static TURN_LENGTHS: Array<TurnLengths> = Array::with_max_entries(1, 0);
+
+/// The requests of nginx that have ended. The agent sets the number of entries.
+#[map]
+pub static ENDED_REQUESTS: HashMap<EndedRequest, EndedCount> = HashMap::with_max_entries(1, 0);

@@ -14,6 +14,7 @@ pub mod capabilities;
 pub mod chance;
 pub mod code;
 pub mod consumers;
+pub mod counted_requests;
 pub mod crafted;
 pub mod disk;
 pub mod engines;

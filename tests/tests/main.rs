@@ -66,6 +66,7 @@ mod newcomers;
 mod offcpu;
 mod oracle;
 mod overhead;
+mod per_request;
 mod privileges;
 mod renumbered;
 mod request_allocations;

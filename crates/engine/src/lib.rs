@@ -5,7 +5,7 @@
 //!
 //! The engine unwinds a CPU sample, merges its two stacks ([`stack`]), names its frames ([`resolve`]), and hands it to the
 //! outputs and listeners ([`cpu`]). It names an allocation event and writes it to the stream of its VM and to the profile
-//! for reports ([`allocations`]). If allocations are recorded in windows only, [`bounded`] opens the windows and watches
+//! for reports ([`allocations`]). A [`request_counter`] counts nginx's requests beside both. If allocations are recorded in windows only, [`bounded`] opens the windows and watches
 //! what happens between them. [`coroutines`] reads the coroutines of a running VM, and [`waits`] looks where they wait.
 //! [`output`] writes the files. Nothing in this crate parses command-line arguments or knows exit codes.
 
@@ -18,6 +18,7 @@ pub mod error;
 pub mod options;
 pub mod output;
 pub mod recording;
+pub mod request_counter;
 pub mod resolve;
 pub mod session;
 pub mod sink;

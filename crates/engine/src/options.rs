@@ -61,6 +61,8 @@ pub struct Options {
     pub group_by: Option<RequestKey>,
     /// The labels that a sample of CPU time must have, with their values.
     pub only_requests: Vec<(RequestKey, String)>,
+    /// Whether to count nginx's requests, and to show what one costs.
+    pub per_request: bool,
     /// Whether to list traces by their cost.
     pub traces: bool,
     /// The weight that reports of allocations use, if the user asked for one.
@@ -316,6 +318,7 @@ impl Options {
             mechanism,
             // If only memory is profiled, lj-trace discovers new VMs by their activity.
             activity: memory && (self.overhead.is_some() || self.looks_out()),
+            ended_requests: false,
             processes,
         }
     }

@@ -20,7 +20,7 @@ use lj_trace_process::{Maps, Process};
 use super::gate::Gate;
 use super::links::{Links, loaded, program};
 use super::mechanism::Mechanism;
-use super::plan::function::{AllocatorFunction, FunctionError};
+use super::plan::function::{FunctionError, MachineFunction};
 use super::plan::{ArgumentLocation, Need, ProbePlan, ProbePoint, plan};
 use super::programs::{ProbeError, Programs};
 use super::ring::{Batch, Ring};
@@ -144,7 +144,7 @@ const STACKS: &str = "allocation_stack";
 #[derive(Debug)]
 pub struct Allocator {
     /// The allocator's code.
-    pub function: AllocatorFunction,
+    pub function: MachineFunction,
     /// Where its probes go.
     pub plan: ProbePlan,
     /// The VMs that use the allocator: the index of each, and the `ud` that it passes (`g->allocd`).
@@ -177,7 +177,7 @@ impl Allocator {
 impl Allocator {
     /// Plans an allocator that any number of VMs may use later.
     fn plan(process: &Process, maps: &Maps, address: u64) -> Result<Self, AllocatorError> {
-        let function = AllocatorFunction::find(process, maps, address)?;
+        let function = MachineFunction::find(process, maps, address)?;
         let plan = plan(&function.code, address, Need::All);
         Ok(Self { function, plan, users: Vec::new() })
     }

@@ -9,6 +9,7 @@ pub mod cost;
 mod counts;
 mod cpu_events;
 mod cpu_switches;
+pub mod ended_requests;
 mod error;
 pub mod gate;
 pub mod guardian;

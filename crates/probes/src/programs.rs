@@ -217,6 +217,7 @@ impl Programs {
             "off_cpu_switch" | "waiting_tasks" => wanted.off_cpu,
             "allocator_called" | "allocator_returned" => wanted.memory,
             "allocation_stack" => wanted.stack_every != 0,
+            "request_ended" => wanted.ended_requests,
             _ => false,
         };
         let mut ebpf = programs.ebpf();

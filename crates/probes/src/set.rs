@@ -10,6 +10,7 @@ use aya::programs::tp_btf::BtfTracePointLink;
 use aya::{Ebpf, EbpfLoader};
 use lj_trace_common::allocation::known::KNOWN_OBJECTS;
 use lj_trace_common::config::{COUNTERS, MAX_PROCESSES, MAX_SAMPLED_VMS, MAX_VMS, PidNamespace, VM_ENTRIES};
+use lj_trace_common::ended_request::MAX_ENDED_REQUESTS;
 
 use super::counts::SamplerCounts;
 use super::cpu_events::CpuEvents;
@@ -175,7 +176,9 @@ impl Set {
         let has_stacks = wanted.stack_every != 0;
         // One area per CPU for the sampler, one for the allocation probes, and one for threads that were off the CPU.
         let areas = if wanted.off_cpu { 3 } else { 1 + u32::from(has_stacks) };
-        loader.map_max_entries("SCRATCH", areas * cpus.get());
+        let areas = areas * cpus.get();
+        // Whoever only counts requests walks no stack.
+        loader.map_max_entries("SCRATCH", if wanted.ended_requests { 1 } else { areas });
         loader.map_max_entries("CONFIG", processes);
         loader.map_max_entries("SAMPLER_COUNTS", processes * COUNTERS);
         loader.map_max_entries("VMS", vms);
@@ -218,6 +221,9 @@ impl Set {
         }
         if wanted.turns {
             loader.map_max_entries("TURN_LENGTHS", processes);
+        }
+        if wanted.ended_requests {
+            loader.map_max_entries("ENDED_REQUESTS", MAX_ENDED_REQUESTS);
         }
         let mut ebpf = loader.load(&object)?;
         bpf_log::follow(&mut ebpf);

@@ -21,6 +21,8 @@ pub struct Wanted {
     pub mechanism: Mechanism,
     /// The light sampler, which only records what runs.
     pub activity: bool,
+    /// The probe at the end of requests.
+    pub ended_requests: bool,
     /// How many processes are recorded at once: they share the memory for buffers.
     pub processes: u32,
 }
@@ -37,6 +39,7 @@ impl Wanted {
             kernel_frames: false,
             mechanism: Mechanism::detect(),
             activity: false,
+            ended_requests: false,
             processes: 1,
         }
     }

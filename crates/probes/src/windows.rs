@@ -9,7 +9,7 @@ use lj_trace_common::config::{WINDOW_NUMBERS, WINDOW_SHIFT};
 
 use super::gate::Gate;
 use super::guardian::{self, Held, Means};
-use super::plan::function::AllocatorFunction;
+use super::plan::function::MachineFunction;
 use super::session::SessionProgram;
 use super::uprobe_multi::UprobeKind;
 
@@ -34,7 +34,7 @@ pub(super) enum WindowPrograms {
 
 /// An allocator and where in its file the probes go: offsets with cookies.
 pub(super) struct ProbedFunction {
-    pub(super) function: AllocatorFunction,
+    pub(super) function: MachineFunction,
     pub(super) calls: Vec<(u64, u64)>,
     pub(super) returns: Vec<(u64, u64)>,
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_luajit::find_vms;
-use lj_trace_probes::plan::function::AllocatorFunction;
+use lj_trace_probes::plan::function::MachineFunction;
 use lj_trace_probes::plan::{Need, plan};
 use lj_trace_process::Process;
 
@@ -34,7 +34,7 @@ fn plans_cheap_probes_on_a_running_vm() {
     let field = vm.global + u64::from(vm.layout.g_allocf);
     // A function pointer has 64 bits in every build.
     let address = process.memory().read(field).unwrap();
-    let function = AllocatorFunction::find(&process, &maps, address).unwrap();
+    let function = MachineFunction::find(&process, &maps, address).unwrap();
     assert_eq!(process.memory().read_bytes(function.address, function.code.len()).unwrap(), function.code);
     let plan = plan(&function.code, function.address, Need::AllButUserData);
     eprintln!("{} +{:#x}, {} bytes\n{plan}", function.path, function.file_offset, function.code.len());

@@ -20,7 +20,7 @@ use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::request::{MAX_MODULES, NO_INDEX, RequestLayout, RequestMarks, RequestState, embedder_word};
 use lj_trace_common::vm::VmConfig;
 
-pub use arch::{Accessor, FiberSelf};
+pub use arch::{Accessor, FiberSelf, count_calls};
 pub use fibers::{FiberCircumstances, Fibers};
 use names::BoundedNames;
 pub use names::OTHER;
@@ -157,6 +157,23 @@ impl Requests {
             Err(Unlabelled::NoLocation) if phase.is_some() => RequestPlace::default(),
             Err(why) => return Not(why),
         };
+        self.found(phase, place)
+    }
+
+    /// What is known about a request that has ended. It has no phase any more.
+    pub fn of_ended(&mut self, memory: &impl ReadMemory, marks: &RequestMarks) -> RequestOutcome {
+        let place = match RequestState::from_u32(marks.state) {
+            Some(RequestState::Found) => self.configurations.place(memory, marks),
+            Some(RequestState::Unreadable) => Err(Unlabelled::Unreadable),
+            _ => Err(Unlabelled::NoSignature),
+        };
+        match place {
+            Ok(place) => self.found(None, place),
+            Err(why) => RequestOutcome::Not(why),
+        }
+    }
+
+    fn found(&mut self, phase: Option<RequestPhase>, place: RequestPlace) -> RequestOutcome {
         let location = place.location.map(|name| self.locations.bounded(&name));
         let server = place.server.map(|name| self.servers.bounded(&name));
         RequestOutcome::Found(ServedRequest { phase, location, server, ..ServedRequest::default() })

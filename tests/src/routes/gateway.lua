@@ -3,7 +3,7 @@
 local clear, new = require("table.clear"), require("table.new")
 local get_ctx_table = require("resty.core.ctx").get_ctx_table
 local random = math.random
-local pool, stash = {}, {}
+local pool, stash, ended = {}, {}, {}
 
 local function fetch()
     return table.remove(pool) or new(0, random(0, 20))
@@ -110,9 +110,15 @@ function F.log()
     local ctx = ngx.ctx
     if not ctx.number then return end
     R[ctx.number].work()
+    ended[ctx.number] = (ended[ctx.number] or 0) + 1
     if ctx.api_ctx then release(ctx.api_ctx) end
     release(ctx)
     F.none1()
+end
+
+-- How many requests of each route have ended.
+function F.say_ended()
+    for number, count in pairs(ended) do ngx.say(number, " ", count) end
 end
 
 return F

@@ -137,6 +137,19 @@ impl RoutedSite {
         self.labels.iter().find(|label| !label.ends_with('-')).map(String::as_str)
     }
 
+    /// How many requests of each route have ended so far, by what its label begins with.
+    ///
+    /// # Errors
+    /// If nginx does not answer.
+    pub fn ended(&self, nginx: &Nginx) -> Result<BTreeMap<&str, u64>> {
+        let told = nginx.request("/ended")?;
+        let of = |line: &str| {
+            let (number, count) = line.split_once(' ')?;
+            Some((self.labels.get(number.parse::<usize>().ok()?)?.as_str(), count.parse().ok()?))
+        };
+        told.lines().map(|line| of(line).with_context(|| format!("nginx told {line:?}"))).collect()
+    }
+
     /// What the innermost of the functions on a stack is for.
     fn truth(&self, stack: &Stack) -> Option<Option<usize>> {
         let mark = format!("{}:", self.folder.join(SCRIPT).display());
@@ -223,6 +236,7 @@ fn configuration(gateway: Gateway, script: &Path, listen: &str) -> String {
                  content_by_lua_block {{ F.again() }}
                  log_by_lua_block {{ F.log() }}
              }}
+             location = /ended {{ content_by_lua_block {{ F.say_ended() }} }}
              location = /sub {{ content_by_lua_block {{ F.none0() ngx.say('sub') }} }}
          }}\n"
     )

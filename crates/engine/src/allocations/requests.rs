@@ -68,7 +68,9 @@ impl AllocationRequests {
             requests: Requests::default(),
             resumer: Vec::new(),
             // A look at each call makes the probes cost half as much again.
-            is_off: options.testing.no_requests || options.overhead.is_some() || !options.wants_requests(),
+            is_off: options.testing.no_requests
+                || options.overhead.is_some()
+                || !(options.wants_requests() || options.per_request),
             group_by: options.group_by,
             only: options.only_requests.clone(),
             absent: [

@@ -40,6 +40,7 @@ use crate::allocations::MemorySummary;
 use crate::cpu::{Outputs, SampleListener, Summary, Verbosity, about_process};
 use crate::error::EngineError;
 use crate::options::{Options, Scope};
+use crate::request_counter::{EndedSummary, RequestCounter};
 use crate::resolve::{LabelLayout, Pipeline, UNSEARCHED};
 use crate::target::RecordTarget;
 use allocations::{MemoryPreparation, MemoryRecording};
@@ -93,6 +94,8 @@ pub struct Recording {
     /// Samples with other labels.
     other_requests: u64,
     discovery: VmDiscovery,
+    /// Counts the requests that the process ends, if that was asked for, or says why not.
+    requests: Option<Result<RequestCounter, String>>,
     began: Instant,
     /// When the recording was last drained.
     drained: Instant,
@@ -176,6 +179,8 @@ impl CpuRecording {
 pub struct Summaries {
     cpu: Option<(Summary, Vec<PathBuf>)>,
     memory: Option<(MemorySummary, Vec<PathBuf>)>,
+    /// The requests that have ended, if they were to be counted, or why they could not be.
+    ended: Option<Result<EndedSummary, String>>,
     /// Whether the memory profile ended early because it cost too much.
     over_budget: bool,
 }
@@ -192,6 +197,19 @@ impl Summaries {
     /// The summary of CPU time.
     pub fn cpu(&self) -> Option<&Summary> {
         self.cpu.as_ref().map(|(summary, _)| summary)
+    }
+
+    /// The summary of the memory profile.
+    pub fn memory(&self) -> Option<&MemorySummary> {
+        self.memory.as_ref().map(|(summary, _)| summary)
+    }
+
+    /// The requests that have ended, if they were to be counted.
+    ///
+    /// # Errors
+    /// Why they could not be counted.
+    pub fn ended(&self) -> Option<Result<&EndedSummary, &str>> {
+        self.ended.as_ref().map(|ended| ended.as_ref().map_err(String::as_str))
     }
 
     /// What samples and the memory profile have cost the process, in seconds of CPU time.
@@ -233,6 +251,9 @@ impl Recording {
     /// The kernel refuses it.
     pub fn begin(&mut self) -> Result<(), EngineError> {
         self.cost.begin(&self.programs);
+        if let Some(Ok(requests)) = &mut self.requests {
+            requests.begin();
+        }
         self.began = Instant::now();
         let Some(cpu) = &mut self.cpu else { return Ok(()) };
         if let Some(off_cpu) = &mut cpu.off_cpu {
@@ -339,6 +360,7 @@ impl Recording {
             // From here on nothing can fail any more: earlier files may be overwritten.
             cpu.outputs.begin()?;
         }
+        let requests = options.per_request.then(|| RequestCounter::start(target));
         let (process, name, only) = (process.clone(), target.name(), *only);
         let now = Instant::now();
         let poll_interval = match options.scope {
@@ -354,6 +376,7 @@ impl Recording {
             cpu,
             memory,
             discovery,
+            requests,
             began: Instant::now(),
             drained: Instant::now(),
             cpus_looked_at: Instant::now(),
@@ -414,6 +437,9 @@ impl Recording {
         if let Some(memory) = &mut self.memory {
             memory.detach();
         }
+        if let Some(Ok(requests)) = &mut self.requests {
+            requests.end();
+        }
     }
 
     /// The buffer that its samples come from.
@@ -445,6 +471,9 @@ impl Recording {
         // Without this, events would wait while samples take long.
         let samples = self.drain_samples(listener, if self.memory.is_some() { budget.share(2) } else { budget })?;
         self.measure_memory();
+        if let Some(Ok(requests)) = &mut self.requests {
+            requests.keep_up();
+        }
         self.limit_cost()?;
         if self.only.is_none() {
             // A memory profile learns from its allocators which VMs are closed.
@@ -957,8 +986,10 @@ impl Recording {
             began,
             ends,
             new_cpus,
+            requests: ended,
             ..
         } = self;
+        let ended = ended.map(|counter| counter.map(RequestCounter::finish));
         let sampled = ends.map_or(duration, |ends| duration.min(ends.saturating_duration_since(began)));
         let disturbed = memory.as_ref().map_or(0.0, MemoryRecording::disturbed);
         let Costs { cpu: cpu_cost, memory: memory_cost, used, tick } = cost.so_far(&programs, disturbed);
@@ -1012,7 +1043,7 @@ impl Recording {
         });
         // Both are finished before either's error is reported.
         let (cpu, memory) = (cpu.transpose(), memory.transpose());
-        Ok(Summaries { cpu: cpu?, memory: memory?, over_budget })
+        Ok(Summaries { cpu: cpu?, memory: memory?, ended, over_budget })
     }
 }
 

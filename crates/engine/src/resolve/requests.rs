@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use lj_trace_common::ended_request::EndedRequest;
 use lj_trace_common::event::RecordKind;
 use lj_trace_common::fiber::FiberLayout;
 use lj_trace_common::memory::ReadMemory as _;
@@ -15,12 +16,13 @@ use lj_trace_profile::Frame;
 use lj_trace_profile::model::{RequestKey, RequestLabels};
 use lj_trace_requests::{
     Circumstances, FiberCircumstances, Fibers, RequestOutcome, Requests, RouteOutcome, RunningFiber, ServedRequest,
+    count_calls,
 };
 use lj_trace_text::counted;
 use lj_trace_unwind::{NativeFrame, NativeStack};
 
 use super::naming::Namer;
-use super::routes::ProcessRoutes;
+use super::routes::{ProcessRoutes, code_around};
 
 /// What is known about the request of a sample.
 #[derive(Clone, Debug, Default)]
@@ -195,12 +197,17 @@ pub struct RequestLabeller {
     fibers: Fibers,
     /// The code of the functions that change a fiber's name.
     naming: Vec<Range<u64>>,
+    /// The function that ends each request of nginx.
+    ending: Option<u64>,
     tally: RequestTally,
     /// What the kernel half still has to be told.
     news: Option<LabelLayout>,
     /// Whether request labels are off.
     is_off: bool,
 }
+
+/// The function of nginx that ends each request of a client. Modules call it by this name.
+const ENDING: &str = "ngx_http_free_request";
 
 /// Functions of Tarantool that change a fiber's name: until 2.10, and since 2.11.
 const FIBER_NAMING: [&str; 2] = ["fiber_set_name", "fiber_set_name_n"];
@@ -226,6 +233,7 @@ impl RequestLabeller {
             routes: ProcessRoutes::default(),
             fibers: Fibers::default(),
             naming: Vec::new(),
+            ending: None,
             tally: RequestTally::default(),
             news: None,
             is_off: false,
@@ -252,8 +260,48 @@ impl RequestLabeller {
         self.requests = Requests::find(&self.memory, &[vm.config()], |name| namer.function(name));
         if self.requests.is_wanted() {
             self.news = Some(LabelLayout::Requests(self.requests.layout()));
+            self.ending = namer.function(ENDING);
             self.see_routes(vm, namer);
         }
+    }
+
+    /// Whether the program's code calls a function of its own from several places: a compiler that puts the function's code there
+    /// instead would do so in the first place.
+    fn is_always_called(&self, function: u64) -> bool {
+        /// The end of a request, and the end of one on a connection that is kept (`ngx_http_close_request`,
+        /// `ngx_http_set_keepalive`).
+        const LEAST: usize = 2;
+        /// More than any nginx has, in bytes.
+        const MOST_CODE: u64 = 32 << 20;
+        let code = code_around(&self.process, function).into_iter().filter(|code| code.end - code.start <= MOST_CODE);
+        let calls = code.filter_map(|code| {
+            let bytes = self.memory.read_bytes(code.start, (code.end - code.start) as usize).ok()?;
+            Some(count_calls(&bytes, code.start, function))
+        });
+        calls.sum::<usize>() >= LEAST
+    }
+
+    /// The address of the function that ends each request of nginx; else why there is none.
+    ///
+    /// # Errors
+    /// The program is no nginx whose requests are known, or has no function of that name.
+    pub fn ending(&self) -> Result<u64, &'static str> {
+        match self.ending {
+            Some(function) if self.is_always_called(function) => Ok(function),
+            _ if self.requests.is_wanted() => {
+                Err("the program has no function ngx_http_free_request that all its code calls")
+            }
+            _ if self.fibers.are_there() => Err("fibers serve no countable requests"),
+            _ => Err("its LuaJIT has no word for requests in coroutines, so it is not OpenResty's"),
+        }
+    }
+
+    /// The labels of a request that has ended; [`None`] if it is not known which it was. `vm` is one that serves requests.
+    pub fn of_ended(&mut self, vm: &Vm, ended: &EndedRequest) -> Option<RequestLabels> {
+        let (request, route) = ended.marks();
+        let RequestOutcome::Found(mut served) = self.requests.of_ended(&self.memory, &request) else { return None };
+        served.route = self.routes.of_ended(&self.memory, vm, &route);
+        labels(served)
     }
 
     /// One more VM whose requests may have routes.

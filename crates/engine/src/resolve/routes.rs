@@ -232,6 +232,12 @@ impl ProcessRoutes {
         RouteOutcome::Not(Unrouted::Running)
     }
 
+    /// The route of a request that has ended. What ends requests is nginx's own code, which changes no table.
+    pub fn of_ended(&mut self, memory: &ProcessMemory, vm: &Vm, marks: &RouteMarks) -> RouteOutcome {
+        let Some(routes) = &mut self.routes else { return RouteOutcome::NotLooked };
+        routes.resolve(memory, &vm.layout, marks, |_| false)
+    }
+
     /// The route of a sample that hit this VM.
     pub fn of_sample(
         &mut self,

@@ -4,6 +4,7 @@ mod children;
 mod exits;
 mod memory_limit;
 mod observer;
+mod per_request;
 mod run;
 mod stopping;
 mod totals;
@@ -482,13 +483,15 @@ impl<'a> Session<'a> {
                 say_summary(&summaries.text(stop.describe(), verbosity));
             }
             output::written(&written).iter().for_each(|line| say(Priority::Info, line));
-            let summaries: Vec<_> =
-                told.iter().filter_map(|(name, _, summaries)| Some((name.as_str(), summaries.cpu()?))).collect();
+            let all: Vec<_> = told.iter().map(|(name, _, summaries)| (name.as_str(), summaries)).collect();
+            let summaries: Vec<_> = all.iter().filter_map(|(name, own)| Some((*name, own.cpu()?))).collect();
+            let room = Room::of(&std::io::stderr());
             let facts = facts.as_ref().or_else(|| summaries.iter().find_map(|(_, summary)| summary.facts.as_ref()));
             if let Some(facts) = facts {
                 let looks = Looks { seen: observer.seen(), queued: observer.queued() };
-                say_summary(&answer(facts, &summaries, looks, Room::of(&std::io::stderr())));
+                say_summary(&answer(facts, &summaries, looks, room));
             }
+            say_summary(&per_request::lines(self.options, facts, &all, room));
         }
         Ok(())
     }

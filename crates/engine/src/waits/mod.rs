@@ -10,6 +10,7 @@ mod live;
 mod names;
 mod newcomers;
 mod pace;
+mod per_request;
 mod process_looks;
 mod requests;
 mod session;

@@ -15,6 +15,7 @@ use super::names::WaitNames;
 use super::requests::WaitRequests;
 use super::vm_found::{Doubts, Looking, VmFound};
 use super::vm_look::CoroutineLooks;
+use crate::request_counter::{EndedSummary, RequestCounter};
 use crate::resolve::RequestTally;
 use crate::target::RecordTarget;
 
@@ -33,6 +34,8 @@ pub struct ProcessLooks {
     memory: ProcessMemory,
     names: WaitNames,
     requests: Option<WaitRequests>,
+    /// Counts the requests that the process ends, if that was asked for, or says why not.
+    counter: Option<Result<RequestCounter, String>>,
     c_stacks: CStacks,
     vms: Vec<CoroutineLooks>,
     /// The number of VMs so far.
@@ -62,11 +65,16 @@ impl ProcessLooks {
         let memory = target.process.memory();
         let mut names = WaitNames::new(&target.process, &vms, root);
         let requests = WaitRequests::asked(&target.options, &target.process, &vms, &mut names);
+        let mut counter = target.options.per_request.then(|| RequestCounter::start(target));
+        if let Some(Ok(counter)) = &mut counter {
+            counter.begin();
+        }
         Self {
             process: target.process.clone(),
             memory,
             names,
             requests,
+            counter,
             c_stacks: CStacks::default(),
             vms_so_far: vms.len(),
             vms: (0..).zip(vms).map(|(index, vm)| CoroutineLooks::new(vm, index, now)).collect(),
@@ -100,6 +108,9 @@ impl ProcessLooks {
         self.names.begin_look();
         if let Some(requests) = &mut self.requests {
             requests.look_again();
+        }
+        if let Some(Ok(counter)) = &mut self.counter {
+            counter.keep_up();
         }
         let lag = self.looked.map(|looked| now.saturating_duration_since(looked));
         let mut pending = Pending::default();
@@ -203,6 +214,11 @@ impl ProcessLooks {
     /// How many requests were found, and why the others were not, if the options ask for requests.
     pub fn requests(&self) -> Option<RequestTally> {
         self.requests.as_ref().map(WaitRequests::tally)
+    }
+
+    /// Ends counting requests. The outcome, if that was asked for: the counts, or why there are none.
+    pub fn take_ended(&mut self) -> Option<Result<EndedSummary, String>> {
+        Some(self.counter.take()?.map(RequestCounter::finish))
     }
 
     /// What may be wrong with the results.

@@ -9,6 +9,7 @@ use lj_trace_profile::waits::WaitLook;
 use lj_trace_profile::{ProfileKind, WaitProfile};
 
 use super::pace::Pace;
+use super::per_request;
 use super::process_looks::ProcessLooks;
 use super::summary::WaitSummary;
 use super::vm_found::Doubts;
@@ -17,6 +18,7 @@ use crate::options::{Options, Scope};
 use crate::output::pieces::{SinceThen, now_in_names};
 use crate::output::{ReportFile, written_so_far};
 use crate::recording::stop::Stop;
+use crate::request_counter::EndedSummary;
 use crate::resolve::RequestTally;
 use crate::session::{NewChildren, SessionControl};
 use crate::sink::{Interval, Sink, end_all, show_all};
@@ -46,6 +48,8 @@ pub struct WaitSession<'a> {
     /// The doubts about processes that are over, and the results of the current stretch's look for them.
     doubts: Doubts,
     requests: RequestTally,
+    /// The requests that processes have ended, if they are counted, with the names of the processes.
+    ended: Vec<(String, Result<EndedSummary, String>)>,
     left: WaitLook,
     told: SinceThen,
     was_slowed: bool,
@@ -57,6 +61,7 @@ impl<'a> WaitSession<'a> {
     /// # Errors
     /// An output cannot be written.
     pub fn start(options: &'a Options, targets: Vec<RecordTarget>) -> Result<Self, EngineError> {
+        per_request::check(options)?;
         let piece = options.rotate.map(|_| now_in_names());
         let files = options.files(ProfileKind::Waits);
         let title = match (&options.scope, targets.first()) {
@@ -82,6 +87,7 @@ impl<'a> WaitSession<'a> {
             cost: Duration::ZERO,
             doubts: Doubts::default(),
             requests: RequestTally::default(),
+            ended: Vec::new(),
             left: WaitLook::default(),
             told: SinceThen::default(),
             was_slowed: false,
@@ -243,10 +249,11 @@ impl<'a> WaitSession<'a> {
 
     /// Removes processes that have exited or run another program. Returns whether none is left.
     fn end_over(&mut self) -> bool {
-        let Self { processes, doubts, requests, left, .. } = self;
+        let Self { processes, doubts, requests, ended, left, .. } = self;
         for mut process in processes.extract_if(.., |process| !process.process().runs_same_program()) {
             doubts.add(process.doubts());
             process.requests().into_iter().for_each(|tally| requests.add(tally));
+            ended.extend(ended_in(&mut process));
             process.take(left);
         }
         self.processes.is_empty()
@@ -307,6 +314,8 @@ impl<'a> WaitSession<'a> {
     pub fn finish(mut self, stop: Result<Stop, EngineError>) -> Result<(), EngineError> {
         self.cut();
         let duration = self.began.elapsed();
+        let Self { processes, ended, .. } = &mut self;
+        ended.extend(processes.iter_mut().filter_map(ended_in));
         let files = self.end_interval();
         let stop = stop?;
         let files: Vec<PathBuf> = files?.into_iter().filter(|path| path != Path::new("-")).collect();
@@ -317,6 +326,7 @@ impl<'a> WaitSession<'a> {
             let requests = self.options.wants_requests().then_some(requests);
             let summary = WaitSummary { end: stop.describe(), duration, slowed_to, cost: self.cost, files, requests };
             let text = summary.text(&self.profile, &self.all_doubts(), self.options.verbose);
+            let text = text + &per_request::lines(self.options, &self.profile, &self.ended);
             for line in text.lines() {
                 let is_loss = line.starts_with("LOST");
                 say(if is_loss { Priority::Warning } else { Priority::Info }, line);
@@ -324,6 +334,12 @@ impl<'a> WaitSession<'a> {
         }
         Ok(())
     }
+}
+
+/// The requests that a process has ended, if they are counted, with its name.
+fn ended_in(process: &mut ProcessLooks) -> Option<(String, Result<EndedSummary, String>)> {
+    let name = format!("{} (pid {})", process.process().command(), process.process().pid());
+    Some((name, process.take_ended()?))
 }
 
 /// The CPU time of this thread.

@@ -71,7 +71,7 @@ impl WaitSummary {
             .into_iter()
             .filter(|(reason, count)| *count > 0 && (verbose || [LATE, STALE, TOO_MANY].contains(reason)));
         for (reason, count) in lost {
-            let _ = writeln!(text, "LOST {count} {reason}");
+            let _ = writeln!(text, "LOST: {count} {reason}");
         }
         if let Some(requests) = &self.requests {
             write_requests(&mut text, requests);

@@ -1,4 +1,4 @@
-//! The code of a VM's allocator: its file, its offset there, and its bytes.
+//! The code of a function to probe, such as a VM's allocator: its file, its offset there, and its bytes.
 
 use std::fs::File;
 use std::io;
@@ -61,9 +61,9 @@ pub enum FunctionError {
     },
 }
 
-/// An allocator that can be probed.
+/// A function that can be probed.
 #[derive(Debug)]
-pub struct AllocatorFunction {
+pub struct MachineFunction {
     /// The address of its first byte in the target.
     pub address: u64,
     /// The file that is mapped there, whatever its path names by now.
@@ -80,8 +80,8 @@ pub struct AllocatorFunction {
 /// How many bytes to read at most. No allocator function is longer; of a longer one this is the beginning.
 const MAX_LENGTH: u64 = 4096;
 
-impl AllocatorFunction {
-    /// Finds the allocator `address` (`g->allocf`) of a VM. `maps` are the mappings of `process` at this moment.
+impl MachineFunction {
+    /// Finds the function at `address`, such as the allocator of a VM (`g->allocf`). `maps` are the mappings of `process` at this moment.
     ///
     /// # Errors
     /// [`FunctionError`] if no file has the code, the file cannot be read, or the code in memory differs from the file.
@@ -177,7 +177,7 @@ mod tests {
     fn finds_a_function_of_its_own() {
         let process = Process::open(std::process::id()).unwrap();
         let address = guess_length as fn(&[u8]) -> usize as usize as u64;
-        let function = AllocatorFunction::find(&process, &process.maps().unwrap(), address).unwrap();
+        let function = MachineFunction::find(&process, &process.maps().unwrap(), address).unwrap();
         assert!((32..MAX_LENGTH as usize).contains(&function.code.len()));
         let mut bytes = [0; 16];
         File::open(function.probe_path()).unwrap().read_exact_at(&mut bytes, function.file_offset).unwrap();
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn refuses_anonymous_memory_and_data() {
         let process = Process::open(std::process::id()).unwrap();
-        let find = |address| AllocatorFunction::find(&process, &process.maps().unwrap(), address);
+        let find = |address| MachineFunction::find(&process, &process.maps().unwrap(), address);
         let value = 0_u8;
         assert!(matches!(find((&raw const value) as u64), Err(FunctionError::NoCode { .. })));
         assert!(matches!(find(0), Err(FunctionError::NoCode { .. })));

@@ -9,6 +9,7 @@ mod cpu_sentence;
 mod facts_text;
 mod memory_sentence;
 mod off_cpu_sentence;
+mod per_request;
 mod request_subjects;
 mod requests_text;
 mod spent_on;
@@ -18,6 +19,7 @@ pub use cpu_sentence::{CpuUse, SeenAt, cpu_sentence, sentence_of_one};
 pub use facts_text::{accuracy, facts_text, function_share, part_lines, vm_line};
 pub use memory_sentence::{MemoryQuestion, memory_sentence};
 pub use off_cpu_sentence::{OffCpuUse, off_cpu_sentence, wait_lines};
+pub use per_request::{OfRequests, PerRequest, RequestTime, TimeErrors};
 pub use request_subjects::{RequestSubject, RequestSubjects};
 pub use spent_on::SpentOn;
 

@@ -43,7 +43,7 @@ impl SubjectKind {
     }
 
     /// The kind that these labels ask for: routes as soon as there is one, fibers only if there is nothing else.
-    fn of<'a>(all: impl Iterator<Item = &'a RequestLabels>) -> Option<Self> {
+    pub(super) fn of<'a>(all: impl Iterator<Item = &'a RequestLabels>) -> Option<Self> {
         let mut kind = None;
         for labels in all {
             let own = match labels.subject() {
@@ -55,6 +55,50 @@ impl SubjectKind {
         }
         kind
     }
+}
+
+/// What a request is counted under: its name, and the server of a location. [`None`] if that is not known.
+pub(super) type SubjectName<'a> = Option<(&'a str, Option<&'a str>)>;
+
+impl SubjectKind {
+    /// What a request with these labels is counted under.
+    pub(super) fn name_in(self, labels: Option<&RequestLabels>) -> SubjectName<'_> {
+        let text = |key| labels.and_then(|labels| labels.get(key)).map(|value| &**value);
+        let name = match (text(self.key()), self) {
+            (None, Self::Location) if labels.is_some() => Some("[no location]"),
+            (name, _) => name,
+        };
+        // Routes are the same for all servers.
+        let server = text(RequestKey::Server).filter(|_| self == Self::Location);
+        name.map(|name| (name, server))
+    }
+
+    /// The name for a terminal. `are_many` says whether there are several servers.
+    pub(super) fn written(self, name: SubjectName<'_>, are_many: bool) -> String {
+        match name {
+            None => match self {
+                Self::Location => "no request that is known".to_owned(),
+                Self::Route => "no route that is known".to_owned(),
+                Self::Fiber => "no fiber that is known".to_owned(),
+            },
+            Some((name, Some(server))) if are_many => format!("{} of {}", Untrusted(name), Untrusted(server)),
+            Some((name, _)) => Untrusted(name).to_string(),
+        }
+    }
+
+    /// What further ones are called, with their number before it.
+    pub(super) const fn more(self) -> &'static str {
+        match self {
+            Self::Location => "more location",
+            Self::Route => "more route",
+            Self::Fiber => "more fiber",
+        }
+    }
+}
+
+/// Whether there are several servers among these.
+pub(super) fn are_of_several_servers<'a>(names: impl Iterator<Item = &'a SubjectName<'a>>) -> bool {
+    names.flatten().map(|(_, server)| server).collect::<BTreeSet<_>>().len() > 1
 }
 
 /// The locations, routes or fibers that have the most.
@@ -97,51 +141,30 @@ impl RequestSubjects {
         share: impl Fn(u64) -> String,
     ) -> Option<Self> {
         let kind = SubjectKind::of(requests.clone().filter_map(|(labels, ..)| labels))?;
-        let mut subjects: BTreeMap<Option<(&str, Option<&str>)>, Sums<'_>> = BTreeMap::new();
+        let mut subjects: BTreeMap<SubjectName<'_>, Sums<'_>> = BTreeMap::new();
         for (labels, amount, times) in requests {
-            let text = |key| labels.and_then(|labels| labels.get(key)).map(|value| &**value);
-            let name = match (text(kind.key()), kind) {
-                (None, SubjectKind::Location) if labels.is_some() => Some("[no location]"),
-                (name, _) => name,
-            };
-            // Routes are the same for all servers.
-            let server = text(RequestKey::Server).filter(|_| kind == SubjectKind::Location);
-            let sums = subjects.entry(name.map(|name| (name, server))).or_default();
+            let sums = subjects.entry(kind.name_in(labels)).or_default();
             sums.amount = sums.amount.saturating_add(amount);
             sums.times = sums.times.saturating_add(times);
-            if let Some(phase) = text(RequestKey::Phase) {
-                let of_phase = sums.phases.entry(phase).or_default();
+            if let Some(phase) = labels.and_then(|labels| labels.get(RequestKey::Phase)) {
+                let of_phase = sums.phases.entry(&**phase).or_default();
                 *of_phase = of_phase.saturating_add(amount);
             }
         }
-        let are_many = subjects.keys().flatten().map(|(_, server)| server).collect::<BTreeSet<_>>().len() > 1;
-        let name = |key: &Option<(&str, Option<&str>)>| match key {
-            None => match kind {
-                SubjectKind::Location => "no request that is known".to_owned(),
-                SubjectKind::Route => "no route that is known".to_owned(),
-                SubjectKind::Fiber => "no fiber that is known".to_owned(),
-            },
-            Some((name, Some(server))) if are_many => format!("{} of {}", Untrusted(name), Untrusted(server)),
-            Some((name, _)) => Untrusted(name).to_string(),
-        };
+        let are_many = are_of_several_servers(subjects.keys());
         let phases = |sums: &Sums<'_>| {
             let phases = by_amount(sums.phases.iter(), |amount| **amount).into_iter().take(PHASES);
             phases.map(|(phase, amount)| format!("{phase} {}", share(*amount))).collect::<Vec<_>>().join(", ")
         };
         let all = by_amount(subjects.iter(), |sums| sums.amount);
-        let row = |&(key, sums): &(&Option<(&str, Option<&str>)>, &Sums<'_>)| RequestSubject {
-            name: name(key),
+        let row = |&(key, sums): &(&SubjectName<'_>, &Sums<'_>)| RequestSubject {
+            name: kind.written(*key, are_many),
             amount: sums.amount,
             times: sums.times,
             phases: phases(sums),
         };
         let rest = all.iter().skip(TOP).map(|(_, sums)| sums.amount).fold(0, u64::saturating_add);
-        let more = match kind {
-            SubjectKind::Location => "more location",
-            SubjectKind::Route => "more route",
-            SubjectKind::Fiber => "more fiber",
-        };
-        let rest = (rest > 0).then(|| (rest, counted((all.len() - TOP) as u64, more)));
+        let rest = (rest > 0).then(|| (rest, counted((all.len() - TOP) as u64, kind.more())));
         Some(Self { kind, rows: all.iter().take(TOP).map(row).collect(), rest })
     }
 }

@@ -6,15 +6,18 @@
 //! counts for a whole stretch. The length of waits is another question, which pairs of looks answer ([`lengths`]).
 
 mod callers;
+mod groups;
 pub mod lengths;
 mod text;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lj_trace_text::Room;
 
+pub use groups::GroupTime;
 pub use lengths::{Length, Pairs};
 pub use text::{WaitPlace, time_of};
 
@@ -37,6 +40,8 @@ pub struct WaitProfile {
     stacks: StackTable,
     /// By the stack's number.
     figures: Vec<Figures>,
+    /// What all stacks of a group have in common, by the group's name.
+    groups: BTreeMap<Arc<str>, Figures>,
     losses: BTreeMap<String, u64>,
     about: AboutLooks,
     /// What was recorded, as a title.
@@ -116,6 +121,7 @@ impl WaitProfile {
             let number = self.about.looks;
             self.of(stack).note(weight, number);
         }
+        groups::note(self, look, nanoseconds);
     }
 
     /// Adds a pair of looks, `lag` apart: `same` coroutines were in the same wait in both, and `gone` others, which the
@@ -168,7 +174,7 @@ impl WaitProfile {
         for stack in stacks {
             [WAIT, COROUTINES, WAITS].iter().for_each(|measure| self.stacks.take(stack, measure.index, u64::MAX));
         }
-        (self.figures, self.losses, self.about) = Default::default();
+        (self.figures, self.groups, self.losses, self.about) = Default::default();
     }
 
     /// Computes from the time the other two weights of each stack: how many coroutines wait at a time, and how many
@@ -202,6 +208,11 @@ impl WaitProfile {
     /// The places where coroutines wait, longest time first.
     pub fn places(&self) -> Vec<WaitPlace> {
         text::places(self)
+    }
+
+    /// How long coroutines of each group have waited, if stacks are grouped.
+    pub fn groups(&self) -> Vec<GroupTime> {
+        groups::times(self)
     }
 
     /// A sentence about the waits; nothing if no coroutine waits.

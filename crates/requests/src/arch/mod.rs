@@ -7,23 +7,28 @@
 //! | `read_accessor` | what lua-nginx-module's function for the phase reads |
 //! | `read_reference` | what its function for `ngx.ctx` reads |
 //! | `read_fiber_self` | what Tarantool's function for the current fiber reads |
+//! | `count_calls` | how often code calls a function by its address |
 
 use lj_trace_common::memory::ReadMemory;
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 #[cfg(target_arch = "aarch64")]
+pub use aarch64::count_calls;
+#[cfg(target_arch = "aarch64")]
 use aarch64::{read_accessor, read_fiber_self, read_reference};
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
+#[cfg(target_arch = "x86_64")]
+pub use x86_64::count_calls;
 #[cfg(target_arch = "x86_64")]
 use x86_64::{read_accessor, read_fiber_self, read_reference};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!(
     "lj-trace-requests does not support this processor yet. crates/requests/src/arch has to supply for it: read_accessor, \
-     read_fiber_self, read_reference. See docs/architectures.md"
+     read_fiber_self, read_reference, count_calls. See docs/architectures.md"
 );
 
 /// A field that lua-nginx-module has for each request.
