@@ -38,6 +38,7 @@ pub mod oracle;
 pub mod own_process;
 pub mod own_terminal;
 pub mod pauses;
+pub mod plugins;
 pub mod profiles;
 pub mod programs;
 pub mod readers;

@@ -67,6 +67,7 @@ mod offcpu;
 mod oracle;
 mod overhead;
 mod per_request;
+mod plugin_labels;
 mod privileges;
 mod renumbered;
 mod request_allocations;

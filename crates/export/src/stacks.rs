@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use lj_trace_profile::model::{FrameId, Measure, Profile, RequestLabels, Weights};
+use lj_trace_profile::model::{FrameId, Measure, Profile, RequestKey, RequestLabels, Weights};
 use lj_trace_profile::{Frame, Interval, Resource};
 
 use crate::Amount;
@@ -35,7 +35,8 @@ pub fn bounded(profile: &dyn Profile, kernel_frames: bool) -> Vec<BoundedStack> 
         let is_wanted = |id: &FrameId| kernel_frames || !matches!(table.frame(*id), Some(Frame::Kernel { .. }));
         let frames: Vec<FrameId> = row.frames.iter().rev().copied().filter(is_wanted).collect();
         let state = row.labels.state.map(|state| state.to_string());
-        let request = row.labels.request.clone();
+        // Plugins would multiply the series of routes. The stack shows the plugin's file.
+        let request = row.labels.request.as_ref().and_then(|labels| labels.without(RequestKey::Plugin));
         let place = *places.entry((state.clone(), request.clone(), frames.clone())).or_insert_with(|| {
             stacks.push(BoundedStack { state, request, frames, weights: Weights::default() });
             stacks.len() - 1

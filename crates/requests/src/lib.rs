@@ -10,6 +10,7 @@ mod names;
 mod nginx;
 mod outcome;
 mod phase;
+mod plugins;
 mod routes;
 #[cfg(test)]
 mod test_memory;
@@ -22,11 +23,11 @@ use lj_trace_common::vm::VmConfig;
 
 pub use arch::{Accessor, FiberSelf, count_calls};
 pub use fibers::{FiberCircumstances, Fibers};
-use names::BoundedNames;
-pub use names::OTHER;
+pub use names::{BoundedNames, OTHER};
 use nginx::{Configurations, RequestPlace};
 pub use outcome::{RequestOutcome, Unlabelled};
 pub use phase::RequestPhase;
+pub use plugins::plugin_of;
 pub use routes::{RouteOutcome, Routes, RoutingProgram, Unrouted};
 
 /// What is known about the request of a sample.

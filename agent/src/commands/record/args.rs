@@ -149,7 +149,8 @@ pub struct RecordArgs {
     #[arg(long)]
     pub traces: bool,
 
-    /// Put each stack under the location, phase or server of the request that its coroutine serves, or under its fiber
+    /// Put each stack under the location, phase, route, plugin or server of the request that its coroutine serves, or under its
+    /// fiber
     ///
     /// For OpenResty, and nginx with Lua; fibers are those of Tarantool. What is known of them is proven in the memory of the
     /// program; the rest is under `[request not known]` or `[fiber not known]`, and what has none under `[no request]` or

@@ -75,7 +75,10 @@ impl AllocationRequests {
             only: options.only_requests.clone(),
             absent: [
                 options.asks_for(RequestKey::Fiber).then_some("memory profiles do not know of fibers"),
-                options.asks_for(RequestKey::Route).then_some("memory profiles do not know of routes"),
+                options
+                    .asks_for(RequestKey::Route)
+                    .then_some("memory profiles do not know of routes")
+                    .or(options.asks_for(RequestKey::Plugin).then_some("memory profiles do not know of plugins")),
             ],
             known: Vec::new(),
             indices: HashMap::new(),
@@ -162,6 +165,7 @@ impl AllocationRequests {
             is_unknown: matches!(outcome, RequestOutcome::Not(_)),
             // The events of a request do not tell when it gets its route.
             is_route_unknown: matches!(outcome, RequestOutcome::Found(_)),
+            is_plugin_unknown: matches!(outcome, RequestOutcome::Found(_)),
             labels: match &outcome {
                 RequestOutcome::Found(served) => labels(served.clone()),
                 _ => None,

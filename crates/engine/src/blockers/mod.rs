@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use lj_trace_common::turn::EndedTurn;
 use lj_trace_profile::Frame;
-use lj_trace_profile::model::RequestLabels;
+use lj_trace_profile::model::{RequestKey, RequestLabels};
 
 /// A long turn, and what it did.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,7 +80,7 @@ impl Blocker {
         let stacks = blamed.iter().map(|stack| (stack.weight, &stack.frames[..]));
         let stacks: Vec<(u64, &[_])> = stacks.chain((turn.unseen != 0).then_some((turn.unseen, &[][..]))).collect();
         let blame = blame(&stacks).filter(|_| 2 * turn.unseen < turn.length());
-        let request = blame.as_ref().and_then(|_| request_of_most(&blamed, turn.unseen)).cloned();
+        let request = blame.as_ref().and_then(|_| request_of_most(&blamed, turn.unseen));
         let (count, beyond) = (samples.count(), samples.beyond());
         let reasons = samples.reasons();
         Self { turn, pid, has_ended, samples: count, reasons, entries, longest_entry, blame, request, beyond }
@@ -115,16 +115,31 @@ impl Blocker {
     }
 }
 
-/// The request of more than half of these stacks, when `unseen` further nanoseconds have no known request.
-fn request_of_most<'s>(stacks: &[&'s TurnStack], unseen: u64) -> Option<&'s RequestLabels> {
-    let mut weights: BTreeMap<&RequestLabels, u64> = BTreeMap::new();
+/// The request of more than half of these stacks, when `unseen` further nanoseconds have no known request. If that was in no plugin,
+/// or in no phase, for so long, its labels are without.
+fn request_of_most(stacks: &[&TurnStack], unseen: u64) -> Option<RequestLabels> {
+    let all = stacks.iter().map(|stack| stack.weight).sum::<u64>() + unseen;
+    let mut weights: BTreeMap<RequestLabels, u64> = BTreeMap::new();
     for stack in stacks {
         if let Some(request) = &stack.request {
-            *weights.entry(request).or_default() += stack.weight;
+            *weights.entry(request.clone()).or_default() += stack.weight;
         }
     }
-    let all = stacks.iter().map(|stack| stack.weight).sum::<u64>() + unseen;
-    weights.into_iter().find(|(_, weight)| 2 * weight > all).map(|(request, _)| request)
+    let of_most = |weights: &BTreeMap<RequestLabels, u64>| {
+        weights.iter().find(|(_, weight)| 2 * **weight > all).map(|(request, _)| request.clone())
+    };
+    of_most(&weights).or_else(|| {
+        [RequestKey::Plugin, RequestKey::Phase].into_iter().find_map(|key| {
+            let mut without: BTreeMap<RequestLabels, u64> = BTreeMap::new();
+            for (request, weight) in std::mem::take(&mut weights) {
+                if let Some(request) = request.without(key) {
+                    *without.entry(request).or_default() += weight;
+                }
+            }
+            weights = without;
+            of_most(&weights)
+        })
+    })
 }
 
 /// What a thread waits for in this frame, if the frame is a wait for something other than a CPU.

@@ -236,3 +236,27 @@ fn a_turn_is_for_the_request_that_most_of_it_was_for() {
         assert_eq!(Blocker::new(1, told, true, &samples).request, expected, "seed {seed}: {weights:?}");
     }
 }
+
+#[test]
+fn a_request_in_several_plugins_and_phases_is_told_without() {
+    let labels =
+        |texts: &[(RequestKey, &str)]| RequestLabels::new(texts.iter().map(|(key, text)| (*key, (*text).into())));
+    let told = |stacks: &[(&[(RequestKey, &str)], u64)]| {
+        let mut samples = TurnSamples::default();
+        for (texts, weight) in stacks {
+            let frames = vec![lua("busy", 1), lua("main", 3)];
+            samples.add(TurnStack { request: labels(texts), ..seen(Some((1, 2)), weight * MS, frames) });
+        }
+        let length = stacks.iter().map(|(_, weight)| weight * MS).sum();
+        Blocker::new(1, turn(1, 1, length), true, &samples).request
+    };
+    let route = (RequestKey::Route, "shop");
+    let [jwt, cors] = ["jwt", "cors"].map(|name| (RequestKey::Plugin, name));
+    let [access, log] = ["access", "log"].map(|name| (RequestKey::Phase, name));
+    let of_plugins: [(&[_], u64); 2] = [(&[route, jwt, access], 4), (&[route, cors, access], 4)];
+    assert_eq!(told(&of_plugins), labels(&[route, access]));
+    assert_eq!(told(&[(&[route, jwt, access], 4), (&[route, cors, access], 3), (&[], 1)]), labels(&[route, access]));
+    assert_eq!(told(&[(&[route, jwt, access], 4), (&[route, log], 4)]), labels(&[route]));
+    assert_eq!(told(&[(&[route, jwt, access], 6), (&[route, log], 4)]), labels(&[route, jwt, access]));
+    assert_eq!(told(&[(&[route, access], 4), (&[(RequestKey::Route, "other"), access], 4)]), None);
+}

@@ -152,7 +152,8 @@ const FOLDED: &str = "samples of rare stacks, which reports show as far as they 
 
 /// Precedes the number of samples that --only leaves out, and of samples whose location or server was beyond the limit.
 const OTHER_REQUESTS: &str = "samples of other requests, which --only leaves out";
-const OTHER_NAMES: &str = "samples of locations, servers or fibers beyond the first 256, which are called [other]";
+const OTHER_NAMES: &str =
+    "samples of locations, servers, plugins or fibers beyond the first 256, which are called [other]";
 
 /// Precedes the number of traces that have too many possible readings to try all of them.
 const UNFINISHED: &str = "traces with too many possible readings, whose inlined functions are marked in part";

@@ -4,6 +4,7 @@ mod layout_decision;
 mod machine_code;
 mod naming;
 mod pipeline;
+mod plugins;
 mod requests;
 mod routes;
 mod stack_ends;

@@ -345,7 +345,7 @@ impl Pipeline {
             native = self.unwind(&sample);
         }
         self.stack_ends.note(&sample.header, &native);
-        let request = self.requests.label(vm.map(|vm| &self.vms[vm]), &sample, &native);
+        let mut request = self.requests.label(vm.map(|vm| &self.vms[vm]), &sample, &native);
         let on_trace = vm.and_then(|vm| self.enter_trace(vm, &mut sample, &native));
         self.was_late |= matches!(on_trace, Some(Err(NoTrace::Gone | NoTrace::Mismatch | NoTrace::Unreadable)));
         let innermost = match &on_trace {
@@ -364,6 +364,7 @@ impl Pipeline {
         if let (Some(vm), Some(state)) = (vm, state) {
             vm_work::mark(state, &self.vms[vm].text.range, &mut frames);
         }
+        self.requests.add_plugin(&mut request, frames.iter().map(|frame| &*frame.named));
         let allocation = (sample.header.flags & SAMPLE_ALLOCATION != 0).then_some(sample.header.allocation_size);
         let wait = (sample.header.flags & SAMPLE_WAIT != 0).then_some(sample.header.allocation_size);
         let trace = on_trace.and_then(Result::ok).map(|on_trace| SampledTrace::new(on_trace.trace));

@@ -22,6 +22,7 @@ use lj_trace_text::counted;
 use lj_trace_unwind::{NativeFrame, NativeStack};
 
 use super::naming::Namer;
+use super::plugins::Plugins;
 use super::routes::{ProcessRoutes, code_around};
 
 /// What is known about the request of a sample.
@@ -35,6 +36,8 @@ pub struct SampleRequest {
     pub is_unknown: bool,
     /// Whether the request may have a route that is not known.
     pub is_route_unknown: bool,
+    /// Whether a plugin may run that is not known.
+    pub is_plugin_unknown: bool,
     /// The frame to group the sample by, if samples are grouped.
     pub group: Option<Frame>,
 }
@@ -45,6 +48,7 @@ impl SampleRequest {
         let name = match self.labels.as_ref().map(|labels| labels.get(key)) {
             Some(Some(value)) => Arc::clone(value),
             Some(None) if key == RequestKey::Route && self.is_route_unknown => "[route not known]".into(),
+            Some(None) if key == RequestKey::Plugin && self.is_plugin_unknown => "[plugin not known]".into(),
             Some(None) => format!("[no {key}]").into(),
             None => {
                 let what = if key == RequestKey::Fiber { "fiber" } else { "request" };
@@ -194,6 +198,7 @@ pub struct RequestLabeller {
     memory: ProcessMemory,
     requests: Requests,
     routes: ProcessRoutes,
+    plugins: Plugins,
     fibers: Fibers,
     /// The code of the functions that change a fiber's name.
     naming: Vec<Range<u64>>,
@@ -231,6 +236,7 @@ impl RequestLabeller {
             memory: process.memory(),
             requests: Requests::default(),
             routes: ProcessRoutes::default(),
+            plugins: Plugins::default(),
             fibers: Fibers::default(),
             naming: Vec::new(),
             ending: None,
@@ -337,7 +343,7 @@ impl RequestLabeller {
         RequestTally {
             is_wanted: requests.is_wanted() || fibers.are_there(),
             are_fibers: fibers.are_there(),
-            others: requests.others() + fibers.others() + self.routes.others(),
+            others: requests.others() + fibers.others() + self.routes.others() + self.plugins.others(),
             no_routes: self.routes.why_not(),
             no_phases: requests.no_phases(),
             no_fibers: fibers.why_not(),
@@ -368,6 +374,13 @@ impl RequestLabeller {
             RequestOutcome::NotLooked
         };
         self.count(outcome, sample.weight())
+    }
+
+    /// Adds the plugin that runs to a sample's labels. The named frames go from the innermost outward.
+    pub fn add_plugin<'a>(&mut self, request: &mut SampleRequest, frames: impl DoubleEndedIterator<Item = &'a Frame>) {
+        if self.requests.is_wanted() {
+            self.plugins.label(request, frames);
+        }
     }
 
     /// The request or the fiber of a suspended coroutine. The program runs meanwhile: the result is valid if the coroutine has

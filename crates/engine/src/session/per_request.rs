@@ -26,8 +26,11 @@ pub fn lines(options: &Options, facts: Option<&CpuFacts>, told: &[(&str, &Summar
     match all.bytes {
         // A memory profile knows of no routes.
         Some(_) if has_routes => {
-            let ended =
-                all.ended.iter().map(|(labels, count)| (labels.as_ref().and_then(without_route), *count)).collect();
+            let ended = all
+                .ended
+                .iter()
+                .map(|(labels, count)| (labels.as_ref().and_then(|labels| labels.without(RequestKey::Route)), *count))
+                .collect();
             if all.time.is_some() {
                 text += &PerRequest { bytes: None, ..all.clone() }.text(room);
             }
@@ -38,15 +41,11 @@ pub fn lines(options: &Options, facts: Option<&CpuFacts>, told: &[(&str, &Summar
     text
 }
 
-/// Whether samples of these requests are kept. A request that has ended has no phase any more.
+/// Whether samples of these requests are kept. A request that has ended has no phase any more, and no plugin.
 fn is_kept(options: &Options, labels: Option<&RequestLabels>) -> bool {
-    let mut wanted = options.only_requests.iter().filter(|(key, _)| *key != RequestKey::Phase);
+    let mut wanted =
+        options.only_requests.iter().filter(|(key, _)| !matches!(key, RequestKey::Phase | RequestKey::Plugin));
     wanted.all(|(key, value)| labels.and_then(|labels| labels.get(*key)).is_some_and(|own| **own == **value))
-}
-
-fn without_route(labels: &RequestLabels) -> Option<RequestLabels> {
-    let others = RequestKey::ALL.into_iter().filter(|key| *key != RequestKey::Route);
-    RequestLabels::new(others.filter_map(|key| Some((key, labels.get(key)?.clone()))))
 }
 
 /// The time that was recorded.

@@ -91,8 +91,6 @@ impl WaitNames {
         if let Some(known) = key.as_ref().and_then(|key| self.known.get(key)) {
             return *known;
         }
-        self.namer.see(&walk.frames);
-        let inwards = walk.frames.iter().rev().filter(|record| record.kind != RecordKind::CFrame as u8);
         let mut frames: Vec<Named> = self.root.clone().into_iter().collect();
         match group {
             // The group replaces the VM.
@@ -103,12 +101,7 @@ impl WaitNames {
             None if vms > 1 => frames.push(Named::vm(vm)),
             None => {}
         }
-        if !matches!(walk.end, WalkEnd::Complete | WalkEnd::NoLua) {
-            frames.push(Named::Unresolved { reason: Unresolved::Lua(walk.end).to_string().into() });
-        }
-        for record in inwards {
-            frames.push(self.frame(record));
-        }
+        frames.extend(self.frames(walk).into_iter().rev());
         let stack = profile.stack(frames);
         if let Some(key) = key {
             if self.known.len() >= MAX_WALKS {
@@ -117,6 +110,17 @@ impl WaitNames {
             self.known.insert(key, stack);
         }
         stack
+    }
+
+    /// The frames of a stack, from the innermost outward; the last one is a mark where the stack goes on.
+    pub fn frames(&mut self, walk: &LuaStack) -> Vec<Named> {
+        self.namer.see(&walk.frames);
+        let records = walk.frames.iter().filter(|record| record.kind != RecordKind::CFrame as u8);
+        let mut frames: Vec<Named> = records.map(|record| self.frame(record)).collect();
+        if !matches!(walk.end, WalkEnd::Complete | WalkEnd::NoLua) {
+            frames.push(Named::Unresolved { reason: Unresolved::Lua(walk.end).to_string().into() });
+        }
+        frames
     }
 
     /// Whether the innermost frame of a stack resumes another coroutine, and waits only for that one.

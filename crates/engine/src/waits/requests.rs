@@ -14,6 +14,8 @@ pub struct WaitRequests {
     labeller: RequestLabeller,
     group_by: Option<RequestKey>,
     only: Vec<(RequestKey, String)>,
+    /// Whether plugins are asked for.
+    wants_plugins: bool,
 }
 
 /// The request data of a waiting coroutine.
@@ -32,6 +34,7 @@ impl WaitRequests {
             labeller: RequestLabeller::new(process, vms, names.namer()),
             group_by: options.group_by,
             only: options.only_requests.clone(),
+            wants_plugins: options.asks_for(RequestKey::Plugin),
         })
     }
 
@@ -45,10 +48,13 @@ impl WaitRequests {
         self.labeller.look_again();
     }
 
-    /// The request data of a coroutine. `runs_lua` says whether its stack has Lua functions. The program runs meanwhile:
-    /// the result is valid if the coroutine has not moved when it is known.
-    pub fn of(&mut self, vm: &Vm, thread: u64, runs_lua: bool) -> WaitGroup {
+    /// The request data of a coroutine. `runs_lua` says whether its stack has Lua functions, and `frames` names these, from the
+    /// innermost outward. The program runs meanwhile: the result is valid if the coroutine has not moved when it is known.
+    pub fn of(&mut self, vm: &Vm, thread: u64, runs_lua: bool, frames: impl FnOnce() -> Vec<Named>) -> WaitGroup {
         let mut request = self.labeller.of_coroutine(vm, thread, runs_lua);
+        if self.wants_plugins && request.labels.is_some() {
+            self.labeller.add_plugin(&mut request, frames().iter());
+        }
         let is_left_out = !request.has(&self.only);
         if let Some(key) = self.group_by {
             request.group_by(key);

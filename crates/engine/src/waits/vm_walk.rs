@@ -103,7 +103,8 @@ impl CoroutineLooks {
                 let mut group = WaitGroup::default();
                 if let Some(requests) = looking.requests.as_mut() {
                     let runs_lua = walk.frames.iter().any(|record| record.kind == RecordKind::Lua as u8);
-                    group = requests.of(vm, thread, runs_lua);
+                    let names = &mut *looking.names;
+                    group = requests.of(vm, thread, runs_lua, || names.frames(&walk));
                     // The coroutine may serve another request by now.
                     if CoroutineSnapshot::read(looking.memory, vm, thread).as_ref() != Some(&snapshot) {
                         doubts.moving += 1;

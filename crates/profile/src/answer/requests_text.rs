@@ -1,12 +1,15 @@
 //! What requests cost, by location or route, or what fibers cost: a table for a terminal.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use lj_trace_text::Room;
 use lj_trace_text::table::{Column, Fit, Table};
+use lj_trace_text::untrusted::Untrusted;
+use lj_trace_text::{Room, counted};
 
 use super::CpuFacts;
-use super::request_subjects::{RequestSubjects, SubjectKind};
+use super::request_subjects::{RequestSubjects, SubjectKind, TOP};
+use crate::model::RequestKey;
 
 /// A name is never cut to less than this.
 const LEAST_NAME: usize = 20;
@@ -28,6 +31,32 @@ pub fn write(facts: &CpuFacts, room: Room, out: &mut String) -> std::fmt::Result
     let columns = [column, Column::left("phases", 30)];
     let mut table = Table::new(columns).gap(2).end(kind.heading(), end, room);
     rows.for_each(|(share, phases, name)| table.row([share, phases], name));
+    writeln!(out, "{table}")?;
+    write_plugins(facts, room, out)
+}
+
+/// Writes which plugins of Kong or APISIX cost the most; writes nothing if no plugin is known.
+fn write_plugins(facts: &CpuFacts, room: Room, out: &mut String) -> std::fmt::Result {
+    let mut plugins: BTreeMap<&str, u64> = BTreeMap::new();
+    for (labels, count) in &facts.requests {
+        if let Some(name) = labels.as_ref().and_then(|labels| labels.get(RequestKey::Plugin)) {
+            *plugins.entry(name).or_default() += count;
+        }
+    }
+    if plugins.is_empty() {
+        return Ok(());
+    }
+    let share = |count: u64| format!("{:.1}%", count as f64 * 100.0 / facts.samples.max(1) as f64);
+    let mut plugins: Vec<(&str, u64)> = plugins.into_iter().collect();
+    plugins.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let mut table = Table::new([Column::right("share", 6)]).gap(2).end("plugin", Fit::Label(LEAST_NAME), room);
+    for (name, count) in plugins.iter().take(TOP) {
+        table.row([share(*count)], Untrusted(name).to_string());
+    }
+    if let Some(beyond) = plugins.get(TOP..).filter(|beyond| !beyond.is_empty()) {
+        let rest = beyond.iter().map(|(_, count)| count).sum();
+        table.row([share(rest)], counted(beyond.len() as u64, "more plugin"));
+    }
     writeln!(out, "{table}")
 }
 
@@ -37,9 +66,8 @@ mod tests {
 
     use lj_trace_streams::VmState;
 
-    use super::super::request_subjects::TOP;
     use super::*;
-    use crate::model::{Labels, RequestKey, RequestLabels};
+    use crate::model::{Labels, RequestLabels};
     use crate::profile::SampleInfo;
     use crate::{CpuProfile, Frame};
 
@@ -81,6 +109,19 @@ mod tests {
         let names: Vec<String> = (0..TOP + 5).map(|number| format!("/{number}")).collect();
         let samples: Vec<_> = names.iter().map(|name| (Some(name.as_str()), "content", 1)).collect();
         assert!(text(&samples).contains("5 more locations"), "{}", text(&samples));
+    }
+
+    #[test]
+    fn plugins_have_a_table_of_their_own() {
+        let of = |plugin: Option<&'static str>| {
+            let plugin = plugin.map(|plugin| (RequestKey::Plugin, plugin));
+            [(RequestKey::Route, "shop")].into_iter().chain(plugin).collect::<Vec<_>>()
+        };
+        let shown = text_of([(of(Some("jwt")), 30), (of(Some("cors")), 60), (of(None), 10)].into_iter());
+        let lines: Vec<&str> = shown.lines().map(str::trim).collect();
+        let at = lines.iter().position(|line| line.ends_with("plugin")).unwrap();
+        assert_eq!(lines[at + 1..at + 3], ["60.0%  cors", "30.0%  jwt"], "{shown}");
+        assert!(lines[1].starts_with("100.0%") && lines[1].ends_with("shop"), "{shown}");
     }
 
     #[test]

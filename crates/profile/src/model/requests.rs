@@ -11,6 +11,8 @@ pub enum RequestKey {
     Location,
     /// The route of Kong or APISIX, by its name or its id
     Route,
+    /// The plugin of Kong or APISIX that runs, by its name
+    Plugin,
     /// The phase of nginx: content, access, log and so on
     Phase,
     /// The server of nginx's configuration, by the first of its names
@@ -21,13 +23,14 @@ pub enum RequestKey {
 
 impl RequestKey {
     /// All kinds, in the order in which labels have them.
-    pub const ALL: [Self; 5] = [Self::Location, Self::Route, Self::Phase, Self::Server, Self::Fiber];
+    pub const ALL: [Self; 6] = [Self::Location, Self::Route, Self::Plugin, Self::Phase, Self::Server, Self::Fiber];
 
     /// Its name, the same in all formats.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Location => "location",
             Self::Route => "route",
+            Self::Plugin => "plugin",
             Self::Phase => "phase",
             Self::Server => "server",
             Self::Fiber => "fiber",
@@ -57,6 +60,20 @@ impl RequestLabels {
         labels.sort();
         labels.dedup_by_key(|(key, _)| *key);
         (!labels.is_empty()).then(|| Self(labels.into()))
+    }
+
+    /// The same labels and one more.
+    #[must_use]
+    pub fn with(&self, key: RequestKey, value: Arc<str>) -> Self {
+        let mut labels: Vec<_> = self.0.iter().filter(|(own, _)| *own != key).cloned().collect();
+        labels.push((key, value));
+        labels.sort();
+        Self(labels.into())
+    }
+
+    /// The same labels without those of this kind; [`None`] if there are no others.
+    pub fn without(&self, key: RequestKey) -> Option<Self> {
+        Self::new(self.0.iter().filter(|(own, _)| *own != key).cloned())
     }
 
     /// The label of this kind.
@@ -89,6 +106,11 @@ mod tests {
         assert_eq!(labels.get(RequestKey::Location).map(|value| &**value), Some("/a"));
         assert_eq!(labels.get(RequestKey::Server), None);
         assert_eq!(labels.iter().collect::<Vec<_>>(), [("location", "/a"), ("phase", "log")]);
+        let labels = labels.with(RequestKey::Plugin, "cors".into()).with(RequestKey::Phase, "access".into());
+        assert_eq!(labels.iter().collect::<Vec<_>>(), [("location", "/a"), ("plugin", "cors"), ("phase", "access")]);
+        let labels = labels.without(RequestKey::Plugin).unwrap();
+        assert_eq!(labels.iter().collect::<Vec<_>>(), [("location", "/a"), ("phase", "access")]);
+        assert_eq!(labels.without(RequestKey::Phase).unwrap().without(RequestKey::Location), None);
         for key in RequestKey::ALL {
             assert_eq!(RequestKey::of_name(key.name()), Some(key));
         }
