@@ -77,6 +77,10 @@ pub struct Config {
     pub templates: [Template; TEMPLATES],
     /// Where the current request is found.
     pub requests: RequestLayout,
+    /// Whether allocation probes tell which request or which fiber allocates: 0 if not.
+    pub tells_serving: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
     /// Where the current fiber is found.
     pub fibers: FiberLayout,
 }
@@ -85,7 +89,7 @@ const _: () = assert!(size_of::<VmKey>() == 8 + 2 * 4);
 
 const _: () = assert!(
     size_of::<Config>()
-        == 8 + 14 * 4 + 8 + 2 * 16 + 16 * TEMPLATES + size_of::<RequestLayout>() + size_of::<FiberLayout>()
+        == 8 + 16 * 4 + 8 + 2 * 16 + 16 * TEMPLATES + size_of::<RequestLayout>() + size_of::<FiberLayout>()
 );
 
 /// How many processes one set of BPF programs can record.

@@ -42,6 +42,20 @@ pub fn zeroed<T: Pod>(place: &mut MaybeUninit<T>) -> &mut T {
     }
 }
 
+/// Copies a value, word by word. A plain copy may compile to a loop over its bytes, as above.
+///
+/// # Safety
+/// `to` must be valid for writes and aligned.
+#[inline(always)]
+pub unsafe fn copy_words<T: Pod>(from: &T, to: *mut T) {
+    const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() == 8) };
+    let (from, to) = ((&raw const *from).cast::<u64>(), to.cast::<u64>());
+    for word in 0..size_of::<T>() / 8 {
+        // SAFETY: both have so many words. Volatile, so that the compiler does not make a copy of bytes of it.
+        unsafe { to.add(word).write_volatile(from.add(word).read()) };
+    }
+}
+
 /// # Safety
 /// `value` must be valid for writes.
 #[inline(always)]

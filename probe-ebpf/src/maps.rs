@@ -8,6 +8,7 @@ use lj_trace_common::allocation::PendingAllocation;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownPrototype};
 use lj_trace_common::allocation::on_trace::RememberedTrace;
 use lj_trace_common::allocation::serving::ServingRoom;
+use lj_trace_common::allocation::serving_fiber::FiberRoom;
 use lj_trace_common::allocation::tally::VmTally;
 use lj_trace_common::config::{
     COUNTERS, Config, MAX_PROCESSES, MAX_SAMPLERS, MAX_VMS, PENDING_PLACES, PidNamespace, VM_ENTRIES, VmKey,
@@ -133,6 +134,10 @@ pub static KNOWN_TRACES: Array<RememberedTrace> = Array::with_max_entries(KNOWN_
 /// Which request each VM was last seen to allocate for.
 #[map]
 pub static SERVING: Array<ServingRoom> = Array::with_max_entries(MAX_VMS, 0);
+
+/// Which fiber each VM was last seen to allocate in.
+#[map]
+pub static SERVING_FIBERS: Array<FiberRoom> = Array::with_max_entries(MAX_VMS, 0);
 
 /// How many allocations are left until the next one whose stack is sampled.
 #[map]

@@ -96,7 +96,7 @@ impl Maker<'_> {
         let _ = writeln!(
             self.functions,
             "function F{number}(own, wait) local x = 0 for i = 1, {turns} do x = x + i % {divisor} end \
-             x = x + own({turns}) if wait then fiber.sleep(wait) end return x end{off}"
+             x = x + own({turns}) kept = {{ x }} if wait then fiber.sleep(wait) end return x end{off}"
         );
         number
     }

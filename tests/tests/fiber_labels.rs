@@ -36,6 +36,22 @@ fn check_names(site: &FiberSite, seed: u64, seconds: u64) -> Result<[u64; 2]> {
     Ok([right, unknown])
 }
 
+/// Records what the fibers of a seed allocate, by their names; gives how many bytes are right, and how many are marked.
+fn check_memory(site: &FiberSite, seed: u64, seconds: u64) -> Result<[u64; 2]> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("memory.folded");
+    let grouped = ["--mode", "memprof", "--no-limit", "--group-by", "fiber"];
+    let outcome = record(site.workload.pid(), seconds, &grouped, &file)?;
+    let checked = site.check(&Folded::parse(&std::fs::read_to_string(file)?)?)?;
+    let CheckedFibers { right, unknown, others, wrong, labels } = checked;
+    println!("seed {seed}: {right} bytes right, {unknown} marked, {others} elsewhere: {labels:?}");
+    ensure!(wrong.is_empty(), "seed {seed}: {}\n{}", wrong.join("\n"), outcome.stderr);
+    ensure!(right > unknown * 20 && labels.len() > 3, "seed {seed}: {}", outcome.stderr);
+    let has_table = outcome.stderr.lines().any(|line| line.contains("allocated") && line.ends_with("  fiber"));
+    ensure!(has_table && !outcome.stderr.contains("LOST"), "seed {seed}: {}", outcome.stderr);
+    Ok([right, unknown])
+}
+
 /// Records the fibers of a seed with all labels, and compares names and ids with what the stacks tell.
 fn check_ids(site: &FiberSite, seed: u64, pprof: &Pprof) -> Result<u64> {
     let folder = tempfile::tempdir()?;
@@ -102,6 +118,30 @@ fn labels_are_those_of_the_function_that_runs() -> Result<()> {
     let Some(program) = Program::find(TARANTOOL) else { return Ok(()) };
     for seed in 1..=3 {
         check_names(&FiberSite::start(&program, seed)?, seed, 3)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn bytes_are_those_of_the_fiber_that_allocates() -> Result<()> {
+    let Some(program) = Program::find(TARANTOOL) else { return Ok(()) };
+    for seed in 1..=2 {
+        check_memory(&FiberSite::start(&program, seed)?, seed, 2)?;
+    }
+    Ok(())
+}
+
+/// As many random programs as `LJ_TRACE_REQUEST_SEEDS` says.
+#[test]
+#[ignore = "takes some minutes"]
+fn bytes_of_many_programs() -> Result<()> {
+    let Some(program) = Program::find(TARANTOOL) else { return Ok(()) };
+    let seeds = std::env::var("LJ_TRACE_REQUEST_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(20);
+    let (mut right, mut unknown) = (0, 0);
+    for seed in 100..100 + seeds {
+        let [of_seed, marked] = check_memory(&FiberSite::start(&program, seed)?, seed, 3)?;
+        (right, unknown) = (right + of_seed, unknown + marked);
+        println!("so far: {right} bytes right, {unknown} marked, 0 wrong");
     }
     Ok(())
 }

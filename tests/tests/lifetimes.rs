@@ -146,7 +146,7 @@ fn follow(program: &Program) -> Result<Run> {
             match record {
                 AllocationRecord::Prototype(seen) if seen.name() == Some(CHUNK) => _ = own.insert(seen.prototype),
                 AllocationRecord::Prototype(seen) => _ = own.remove(&seen.prototype),
-                AllocationRecord::Trace(_) | AllocationRecord::Request(_) => {}
+                AllocationRecord::Trace(_) | AllocationRecord::Request(_) | AllocationRecord::Fiber(_) => {}
                 AllocationRecord::Event(event) => {
                     let is_own = event.source == AllocationSource::Lua as u8 && own.contains(&event.place);
                     let line = if is_own { event.line } else { 0 };

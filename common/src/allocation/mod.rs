@@ -5,6 +5,7 @@ pub mod event;
 pub mod known;
 pub mod on_trace;
 pub mod serving;
+pub mod serving_fiber;
 pub mod tally;
 
 pub(crate) use attribute::caller;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use lj_trace_common::allocation::event::{PROTOTYPE_SEEN, TRACE_SEEN};
 use lj_trace_common::allocation::serving::{REQUEST_SEEN, RequestSeen};
+use lj_trace_common::allocation::serving_fiber::{FIBER_SEEN, FiberSeen};
 use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen, TraceSeen};
 use lj_trace_common::arch::reg;
 use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, SHARED_USER_DATA, UNKNOWN_USER_DATA};
@@ -74,8 +75,10 @@ pub enum AllocationRecord {
     Prototype(PrototypeSeen),
     /// Says which trace later events refer to.
     Trace(TraceSeen),
-    /// Which request they are for.
+    /// Which request later events are for.
     Request(RequestSeen),
+    /// Which fiber later events are in.
+    Fiber(FiberSeen),
 }
 
 impl AllocationRecord {
@@ -86,6 +89,7 @@ impl AllocationRecord {
             Some(&PROTOTYPE_SEEN) => plain(bytes).map(Self::Prototype),
             Some(&TRACE_SEEN) => plain(bytes).map(Self::Trace),
             Some(&REQUEST_SEEN) => plain(bytes).map(Self::Request),
+            Some(&FIBER_SEEN) => plain(bytes).map(Self::Fiber),
             _ => plain(bytes).map(Self::Event),
         }
     }
@@ -98,6 +102,7 @@ impl AllocationRecord {
             Self::Prototype(seen) => seen.vm.into(),
             Self::Trace(seen) => seen.vm.into(),
             Self::Request(seen) => seen.vm.into(),
+            Self::Fiber(seen) => seen.vm.into(),
         }
     }
 }

@@ -310,7 +310,8 @@ impl Programs {
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn set_requests(&mut self, layout: RequestLayout) -> Result<(), ProbeError> {
-        self.change_config(|config| config.requests = layout).map_err(ProbeError::sort)
+        self.change_config(|config| (config.requests, config.tells_serving) = (layout, layout.is_wanted))
+            .map_err(ProbeError::sort)
     }
 
     /// Tells the programs how to find the fiber that the main thread runs.
@@ -318,7 +319,7 @@ impl Programs {
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn set_fibers(&mut self, layout: FiberLayout) -> Result<(), ProbeError> {
-        self.change_config(|config| config.fibers = layout).map_err(ProbeError::sort)
+        self.change_config(|config| (config.fibers, config.tells_serving) = (layout, 1)).map_err(ProbeError::sort)
     }
 
     /// Tells the programs where the main thread's stack began when the program was started.

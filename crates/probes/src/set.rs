@@ -67,7 +67,7 @@ const MANY_TRACES: u32 = 32_768;
 const MANY_PROCESSES: u32 = 8;
 
 /// Maps that a set without allocation probes does not use.
-const FOR_ALLOCATIONS: [&str; 12] = [
+const FOR_ALLOCATIONS: [&str; 14] = [
     "ALLOCATORS",
     "TALLIES",
     "PENDING",
@@ -80,6 +80,8 @@ const FOR_ALLOCATIONS: [&str; 12] = [
     "BUSY",
     "WATCHED",
     "FOLLOWED",
+    "SERVING",
+    "SERVING_FIBERS",
 ];
 
 /// The smallest LRU map.

@@ -1,14 +1,18 @@
-//! The request that the allocating coroutine serves.
+//! The request that the allocating coroutine serves, or the fiber that allocates.
 
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use lj_trace_common::allocation::serving::RequestSeen;
+use lj_trace_common::allocation::serving_fiber::FiberSeen;
+use lj_trace_common::memory::copy_words;
 
 use super::send::tally_of;
-use crate::maps::{ALLOCATIONS, CONFIG, SERVING, VMS};
+use crate::maps::{ALLOCATIONS, CONFIG, SERVING, SERVING_FIBERS, VMS};
 use crate::memory::UserMemory;
 use crate::wakeup::NO_WAKEUP;
 
 /// Sends user space the request that the coroutine `thread` serves, which allocates in this VM while the native stack pointer is
-/// `stack_pointer`, if the request has changed. Returns 0 if there is no room for the record: the event is lost, too, then.
+/// `stack_pointer`, if the request has changed; the fiber that allocates, in programs that have fibers. Returns 0 if there is no room
+/// for the record: the event is lost, too, then.
 ///
 /// It is a global function, so the verifier checks it once.
 #[unsafe(no_mangle)]
@@ -17,6 +21,9 @@ pub extern "C" fn tell_serving(vm: u32, thread: u64, stack_pointer: u64) -> u32 
     let (Some(place), Some(config), Some(settings)) = (SERVING.get_ptr_mut(vm), VMS.get(vm), CONFIG.get(0)) else {
         return 0;
     };
+    if settings.fibers.current != 0 {
+        return tell_fiber(vm, stack_pointer);
+    }
     // SAFETY: the map's entries are there as long as the program. A VM runs on one thread at a time, so nobody else uses its
     // entry.
     let room = unsafe { &mut *place };
@@ -27,7 +34,30 @@ pub extern "C" fn tell_serving(vm: u32, thread: u64, stack_pointer: u64) -> u32 
     }
     let Some(mut record) = ALLOCATIONS.reserve::<RequestSeen>(0) else { return 0 };
     // SAFETY: a ring buffer's record is nowhere else, and as large as was asked for.
-    unsafe { record.as_mut_ptr().write(room.now) };
+    unsafe { copy_words(&room.now, record.as_mut_ptr()) };
+    record.submit(NO_WAKEUP);
+    room.told = room.now;
+    1
+}
+
+/// Sends user space the fiber that allocates in this VM while the native stack pointer is `stack_pointer`, if it has changed.
+/// Returns 0 if there is no room for the record.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn tell_fiber(vm: u32, stack_pointer: u64) -> u32 {
+    let (Some(place), Some(settings)) = (SERVING_FIBERS.get_ptr_mut(vm), CONFIG.get(0)) else { return 0 };
+    // SAFETY: as in `tell_serving`.
+    let room = unsafe { &mut *place };
+    let task = bpf_get_current_pid_tgid();
+    let is_main_thread = (task >> 32) as u32 == task as u32;
+    let generation = tally_of(vm).map_or(0, |tally| tally.generation);
+    room.look(&UserMemory, &settings.fibers, (vm as u16, generation), (is_main_thread, stack_pointer));
+    if room.is_told() {
+        return 1;
+    }
+    let Some(mut record) = ALLOCATIONS.reserve::<FiberSeen>(0) else { return 0 };
+    // SAFETY: as in `tell_serving`.
+    unsafe { copy_words(&room.now, record.as_mut_ptr()) };
     record.submit(NO_WAKEUP);
     room.told = room.now;
     1

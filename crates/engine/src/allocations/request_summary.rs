@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use lj_trace_profile::answer::{RequestSubject, RequestSubjects};
+use lj_trace_profile::answer::{RequestSubject, RequestSubjects, SubjectKind};
 use lj_trace_profile::model::{RequestKey, RequestLabels};
 use lj_trace_requests::OTHER;
 use lj_trace_text::table::{Column, Fit, Table};
@@ -77,18 +77,20 @@ impl AllocationRequestSummary {
         let share = |bytes: u64| percent(bytes, total);
         let requests = allocating().map(|(labels, sums)| (labels.as_ref(), sums.bytes, sums.allocations));
         let Some(subjects) = RequestSubjects::of(requests, share) else { return Ok(()) };
-        let columns = [
-            Column::right("allocated", 11),
-            Column::right("share", 7),
-            Column::right("times", 10),
-            Column::left("phases", 30),
-        ];
+        let has_phases = subjects.kind != SubjectKind::Fiber;
+        let mut columns = vec![Column::right("allocated", 11), Column::right("share", 7), Column::right("times", 10)];
+        columns.extend(has_phases.then_some(Column::left("phases", 30)));
         let mut table = Table::new(columns).gap(2).end(subjects.kind.heading(), Fit::Label(LEAST_NAME), room);
+        let cells = |amount: u64, times: String, phases: String| {
+            let mut cells = vec![bytes(amount), share(amount), times];
+            cells.extend(has_phases.then_some(phases));
+            cells
+        };
         for RequestSubject { name, amount, times, phases } in subjects.rows {
-            table.row([bytes(amount), share(amount), times.to_string(), phases], name);
+            table.row(cells(amount, times.to_string(), phases), name);
         }
         if let Some((amount, name)) = subjects.rest {
-            table.row([bytes(amount), share(amount), String::new(), String::new()], name);
+            table.row(cells(amount, String::new(), String::new()), name);
         }
         write!(out, "{table}")
     }

@@ -1,4 +1,4 @@
-//! The request of each allocation event.
+//! The request of each allocation event, or the fiber that it is in.
 //!
 //! The BPF program sends a record for each change of the coroutine or its request, before the next event. The record has the
 //! return address of the call that resumed the coroutine. It must be in the code of lua-nginx-module, which writes the
@@ -8,13 +8,17 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use lj_trace_common::allocation::serving::RequestSeen;
+use lj_trace_common::allocation::serving_fiber::FiberSeen;
 use lj_trace_common::allocation::{AllocationEvent, AllocationSource};
+use lj_trace_common::fiber::{FiberLayout, FiberState};
 use lj_trace_common::request::RequestLayout;
 use lj_trace_luajit::Vm;
 use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_profile::memory::EventRequest;
 use lj_trace_profile::model::RequestKey;
-use lj_trace_requests::{Circumstances, RequestOutcome, Requests, Unlabelled};
+use lj_trace_requests::{
+    Circumstances, FiberCircumstances, Fibers, RequestOutcome, Requests, ServedRequest, Unlabelled,
+};
 use lj_trace_unwind::symbols::Symbolizer;
 
 use super::request_summary::{AllocationRequestSummary, RequestSums};
@@ -42,14 +46,18 @@ pub struct AllocationRequests {
     process: Process,
     memory: ProcessMemory,
     requests: Requests,
+    /// The fibers of Tarantool, if somebody asks for them.
+    fibers: Fibers,
     /// Address ranges of the code of the file that contains lua-nginx-module.
     resumer: Vec<Range<u64>>,
     /// Whether requests are ignored.
     is_off: bool,
     group_by: Option<RequestKey>,
     only: Vec<(RequestKey, String)>,
-    /// Why labels that were asked for are not there: fibers, and routes.
-    absent: [Option<&'static str>; 2],
+    /// Whether fibers are asked for.
+    wants_fibers: bool,
+    /// Why routes or plugins that were asked for are not there.
+    no_routes: Option<&'static str>,
     known: Vec<KnownRequest>,
     indices: HashMap<RequestOutcome, usize>,
     /// The number of events that `only` has left out.
@@ -66,6 +74,7 @@ impl AllocationRequests {
             process: process.clone(),
             memory: process.memory(),
             requests: Requests::default(),
+            fibers: Fibers::default(),
             resumer: Vec::new(),
             // A look at each call makes the probes cost half as much again.
             is_off: options.testing.no_requests
@@ -73,13 +82,11 @@ impl AllocationRequests {
                 || !(options.wants_requests() || options.per_request),
             group_by: options.group_by,
             only: options.only_requests.clone(),
-            absent: [
-                options.asks_for(RequestKey::Fiber).then_some("memory profiles do not know of fibers"),
-                options
-                    .asks_for(RequestKey::Route)
-                    .then_some("memory profiles do not know of routes")
-                    .or(options.asks_for(RequestKey::Plugin).then_some("memory profiles do not know of plugins")),
-            ],
+            wants_fibers: options.asks_for(RequestKey::Fiber),
+            no_routes: options
+                .asks_for(RequestKey::Route)
+                .then_some("memory profiles do not know of routes")
+                .or(options.asks_for(RequestKey::Plugin).then_some("memory profiles do not know of plugins")),
             known: Vec::new(),
             indices: HashMap::new(),
             left_out: 0,
@@ -108,6 +115,12 @@ impl AllocationRequests {
         if self.is_off {
             return;
         }
+        if self.wants_fibers && vms.iter().any(|vm| vm.fork().contains("Tarantool")) {
+            self.fibers = Fibers::find(&self.memory, |name| Symbolizer::new(self.process.clone()).function(name));
+        }
+        if self.fibers.are_there() {
+            return;
+        }
         let configs: Vec<_> = vms.iter().map(Vm::config).collect();
         let mut accessor = None;
         self.requests = Requests::find(&self.memory, &configs, |name| {
@@ -115,6 +128,25 @@ impl AllocationRequests {
             accessor
         });
         self.resumer = accessor.map(|address| code_around(&self.process, address)).unwrap_or_default();
+    }
+
+    /// Where the kernel half finds fibers, if that has only now become known.
+    pub fn look_for_fibers(&mut self) -> Option<FiberLayout> {
+        let Self { fibers, memory, process, .. } = self;
+        fibers.look(memory, || process.main_thread_pointer()).then(|| fibers.layout()).flatten()
+    }
+
+    /// Which fiber a VM allocates in from now on.
+    pub fn see_fiber(&mut self, seen: &FiberSeen) -> Serving {
+        // The program allocates nothing in Lua while it changes a fiber's name.
+        let is_other_thread = seen.marks.state == FiberState::None as u32;
+        let circumstances = FiberCircumstances { runs_lua: true, is_being_named: false, is_other_thread };
+        let mut outcome = self.fibers.resolve(&seen.marks, circumstances);
+        if let RequestOutcome::Found(ServedRequest { fiber: Some(fiber), .. }) = &mut outcome {
+            // There may be any number of ids.
+            fiber.id = 0;
+        }
+        Serving { index: self.index_of(outcome), is_on_main_thread: false }
     }
 
     /// What a VM allocates for from now on.
@@ -142,9 +174,11 @@ impl AllocationRequests {
 
     /// The request of an event of a VM that serves this; `made` are the bytes that it has allocated.
     pub fn of_event(&mut self, serving: Serving, event: &AllocationEvent, made: Option<u64>) -> &EventRequest {
-        let index = match serving.is_on_main_thread && !runs_lua(event) {
-            true => self.index_of(NO_LUA),
-            false => serving.index,
+        let index = match serving.index {
+            _ if serving.is_on_main_thread && !runs_lua(event) => self.index_of(NO_LUA),
+            // The kernel half was not told yet where fibers are.
+            0 if self.fibers.are_there() => self.index_of(RequestOutcome::Not(Unlabelled::UnprovenFibers)),
+            index => index,
         };
         let KnownRequest { request, sums, .. } = &mut self.known[index];
         sums.events += 1;
@@ -187,11 +221,12 @@ impl AllocationRequests {
     /// What became of all events.
     pub fn summary(&self) -> AllocationRequestSummary {
         let mut tally = RequestTally {
-            is_wanted: self.requests.is_wanted(),
-            others: self.requests.others(),
+            is_wanted: self.requests.is_wanted() || self.fibers.are_there(),
+            are_fibers: self.fibers.are_there(),
+            others: self.requests.others() + self.fibers.others(),
             no_phases: self.requests.no_phases(),
-            no_fibers: self.absent[0],
-            no_routes: self.absent[1],
+            no_fibers: self.fibers.why_not(),
+            no_routes: self.no_routes,
             ..RequestTally::default()
         };
         let mut of_labels = Vec::new();

@@ -131,6 +131,10 @@ impl MemoryPreparation {
         if let Some(layout) = self.requests.layout() {
             programs.set_requests(layout)?;
         }
+        let mut requests = self.requests;
+        if let Some(layout) = requests.look_for_fibers() {
+            programs.set_fibers(layout)?;
+        }
         let polled = Polled::new(process);
         let (probes, bounded) = match options.overhead {
             None => (AllocationProbes::attach(programs, process, maps, vms, handlers)?, None),
@@ -140,7 +144,7 @@ impl MemoryPreparation {
                 (probes, Some(bounded))
             }
         };
-        let Self { events, c_symbols, mut outputs, ledger, room, requests } = self;
+        let Self { events, c_symbols, mut outputs, ledger, room, .. } = self;
         // An object that lives from one interval to the next belongs to neither.
         if let Some(estimation) = outputs.estimation().filter(|_| options.sinks.is_none()) {
             lifetimes::start(target, programs, estimation, polled);
@@ -244,6 +248,10 @@ fn add(
             events.serve(serving);
             Ok(())
         }
+        AllocationRecord::Fiber(seen) => {
+            events.serve(requests.see_fiber(seen));
+            Ok(())
+        }
         AllocationRecord::Prototype(seen) => events.name_prototype(seen, out),
         AllocationRecord::Trace(seen) => {
             events.see_trace(seen);
@@ -265,6 +273,9 @@ impl MemoryRecording {
     /// An output cannot be written.
     pub fn drain(&mut self, programs: &mut Programs, process: &Process, budget: Budget) -> Result<bool, EngineError> {
         let (began, time) = (now(), Instant::now());
+        if let Some(layout) = self.requests.look_for_fibers() {
+            programs.set_fibers(layout)?;
+        }
         let is_empty = self.drain_events(programs, process, budget)?;
         self.look_after_vms(programs, process, is_empty)?;
         if is_empty {

@@ -72,6 +72,10 @@ impl ListWalk {
             }
             self.returns = self.returns.saturating_add(1);
             *budget = budget.saturating_sub(COST_OF_RETURN);
+            // Of a process that has exited, nothing can be read any more, not even the beginning of the list.
+            if *budget == 0 {
+                return ListEnd::Budget;
+            }
         }
     }
 

@@ -20,7 +20,7 @@ pub use facts_text::{accuracy, facts_text, function_share, part_lines, vm_line};
 pub use memory_sentence::{MemoryQuestion, memory_sentence};
 pub use off_cpu_sentence::{OffCpuUse, off_cpu_sentence, wait_lines};
 pub use per_request::{OfRequests, PerRequest, RequestTime, TimeErrors};
-pub use request_subjects::{RequestSubject, RequestSubjects};
+pub use request_subjects::{RequestSubject, RequestSubjects, SubjectKind};
 pub use spent_on::SpentOn;
 
 /// A share for people: whole percent from ten on. It never rounds up to 100%, nor down to 0%.

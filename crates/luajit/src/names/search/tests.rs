@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::names::tests::{NESTED, Object, PLENTY, key, place, vm_with};
+use crate::names::used::used_names;
+use crate::testing::Exiting;
 
 #[test]
 fn parents_are_found_and_those_without_are_said_to_have_none() {
@@ -91,4 +93,21 @@ fn rings_and_torn_lists_end() {
     let mut budget = 20_000;
     let mut search = ParentSearch::default();
     assert_eq!(search.parent(&memory, &vm, &key(&memory, &vm, 4), &mut budget), FoundParent::Parent(place(1)));
+}
+
+#[test]
+fn a_search_ends_when_the_process_does() {
+    let (memory, vm) = vm_with(&NESTED, |number| number + 1);
+    let child = key(&memory, &vm, 5);
+    for reads in 0..100 {
+        let exiting = Exiting::after(reads, &memory);
+        let (mut search, mut budget) = (ParentSearch::default(), PLENTY);
+        let found = search.parent(&exiting, &vm, &child, &mut budget);
+        assert!(found == FoundParent::Unknown || budget > 0, "{reads}: {found:?}");
+        // A walk returns to the beginning once for each 16 thousand objects of its budget.
+        assert!(exiting.refused() <= PLENTY / 1000 + 100, "{reads}: {} reads", exiting.refused());
+        let exiting = Exiting::after(reads, &memory);
+        used_names(&exiting, &vm, &mut PLENTY.clone());
+        assert!(exiting.refused() <= PLENTY / 1000 + 100, "{reads}: {} reads", exiting.refused());
+    }
 }
