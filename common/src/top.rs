@@ -14,7 +14,7 @@
 //! [`lj_tab_len`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_tab.c#L655-L671
 //! [`FRAME_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L14-L27
 
-use crate::arch::{LEFT_BASE_OFFSET, STACK_AT_FRAME, return_address_below};
+use crate::arch::{LEFT_BASE_OFFSET, STACK_AT_FRAME, STATE_NAMES_TRACE, return_address_below};
 use crate::event::{
     FrameRecord, NO_POSITION, RecordKind, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER, SAMPLE_BASE_UNCERTAIN,
     SAMPLE_ON_TRACE, SampledRegisters, reg,
@@ -83,6 +83,22 @@ pub fn find(
     // The interpreter calls the JIT compiler, so jit_base is zero in the compiler's states. A running trace keeps
     // jit_base set, also while the garbage collector or a C function runs on its behalf.
     if state == VmState::Trace || top.jit_base != 0 {
+        // Where the state names no trace, the interpreter sets it before it enters one.
+        if !STATE_NAMES_TRACE
+            && state == VmState::Trace
+            && let Some(pc) = beside_trace(vm, registers, cframe)
+            && coroutine.holds(registers[reg::BASE])
+            && let base = registers[reg::BASE]
+            && let Some((function, _)) = frame_at(memory, layout, (base, pc), (&mut *scratch.0, &mut *scratch.1))
+        {
+            // PC is in the function at BASE, or past the header of a C function that the trace does not call itself.
+            let is_known = scratch.0.position != NO_POSITION;
+            let header = memory.read_ref(gc64, function.wrapping_add(u64::from(layout.fn_pc)));
+            if is_known || header == Ok(pc.wrapping_sub(4)) {
+                (top.base, top.pc, top.flags) = (base, if is_known { pc } else { 0 }, SAMPLE_BASE_IN_REGISTERS);
+                return Ok(top);
+            }
+        }
         top.flags = SAMPLE_ON_TRACE;
         if top.jit_base != 0 {
             top.base = top.jit_base;
@@ -183,6 +199,27 @@ pub fn find(
         top.flags |= SAMPLE_BASE_OF_CALLER;
     }
     Ok(top)
+}
+
+/// The PC of the innermost frame, if the interpreter runs right before or after a trace, with its BASE in its register.
+#[inline(always)]
+fn beside_trace(vm: &VmConfig, registers: &SampledRegisters, cframe: u64) -> Option<u64> {
+    /// What is reserved for a trace on the native stack right before it runs.
+    const ROOM: u64 = 16;
+    let at_pc = registers[reg::PC];
+    let is_in_frame = cframe.wrapping_sub(registers[reg::SP]) <= ROOM;
+    if !is_in_frame || at_pc < vm.text_start || vm.text_end <= at_pc {
+        return None;
+    }
+    let at = at_pc.wrapping_sub(vm.text_start) as u32;
+    let pc = registers[reg::BYTECODE_PC];
+    if is_in(&vm.edges.beside_traces, at) {
+        Some(pc)
+    } else if is_in(&vm.edges.before_fetch, at) {
+        Some(pc.wrapping_add(4))
+    } else {
+        None
+    }
 }
 
 /// BASE of the C function that the interpreter is returning to: the current BASE minus the distance in the link, which

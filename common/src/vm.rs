@@ -78,6 +78,11 @@ pub struct VmEdges {
     pub frame_left: [CodeRange; 4],
     /// The frame at BASE is whole, but PC's register holds something else.
     pub pc_elsewhere: [CodeRange; 8],
+    /// The state says that a trace runs, but the interpreter does, about to enter a trace or after its end: BASE and PC are in
+    /// their registers.
+    pub beside_traces: [CodeRange; 2],
+    /// The same, but PC's register has the address of the next bytecode, which is not fetched yet.
+    pub before_fetch: [CodeRange; 1],
 }
 
 impl VmEdges {
@@ -97,6 +102,8 @@ impl VmEdges {
             results_stored: [none; 28],
             frame_left: [none; 4],
             pc_elsewhere: [none; 8],
+            beside_traces: [none; 2],
+            before_fetch: [none; 1],
         }
     };
 }

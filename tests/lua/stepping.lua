@@ -1,5 +1,5 @@
--- Calls and returns in all ways there are, again and again, without the JIT compiler: a test stops it after each
--- instruction of the interpreter. The argument names the kind of work.
+-- Calls and returns in all ways there are, again and again: a test stops it after each instruction of the interpreter. The
+-- argument names the kind of work. Only `traces` runs with the JIT compiler.
 
 jit.off()
 
@@ -190,6 +190,20 @@ if ok then
     _ = p:get(), p + p, #p, p(4), p.a, p == pair(1, 2), tostring(p), 5LL < 6LL, 5LL == 6LL, -5LL
     p.a = 7
   end
+end
+
+local function quick(x) return x + 1 end
+local function loop(n) local sum = 0 for i = 1, n do sum = sum + i end return sum end
+-- It stays in the interpreter: each call enters a trace, which ends at the return or is left.
+function works.traces()
+  quick(1)
+  loop(3)
+  leaf(quick(2))
+end
+if arg[1] == "traces" then
+  jit.on()
+  jit.off(works.traces)
+  for i = 1, 1000 do works.traces() end
 end
 
 io.write("ready\n")

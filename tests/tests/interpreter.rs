@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace_common::arch::STACK_AT_FRAME;
+use lj_trace_common::arch::{STACK_AT_FRAME, STATE_NAMES_TRACE};
 use lj_trace_common::vm::VmEdges;
 use lj_trace_luajit::find_vms;
 use lj_trace_process::Process;
@@ -24,12 +24,16 @@ fn all_places_where_base_is_elsewhere_have_room() -> Result<()> {
         let (edges, none) = (&text.edges, VmEdges::NONE);
         // Where C functions preserve BASE's register, they need no ranges. Where BASE moves at once, PC does as well.
         let (least, moves) = if STACK_AT_FRAME { (1, 1) } else { (3, 0) };
+        // Where the state names the trace, it is set by the trace itself.
+        let beside = usize::from(!STATE_NAMES_TRACE);
         let places = [
             (&edges.base_in_state, none.base_in_state.len(), least),
             (&edges.base_kept, none.base_kept.len(), least),
             (&edges.results_stored, none.results_stored.len(), 1),
             (&edges.frame_left, none.frame_left.len(), moves),
             (&edges.pc_elsewhere, none.pc_elsewhere.len(), moves),
+            (&edges.beside_traces, none.beside_traces.len(), beside),
+            (&edges.before_fetch, none.before_fetch.len(), beside),
         ];
         for (ranges, room, least) in places {
             println!("{name}: {} ranges", ranges.len());
@@ -43,7 +47,7 @@ fn all_places_where_base_is_elsewhere_have_room() -> Result<()> {
     Ok(())
 }
 
-/// The kinds of work of `stepping.lua`.
+/// The kinds of work of `stepping.lua` without traces.
 const WORKS: [&str; 10] = [
     "arithmetic",
     "calls",
@@ -57,6 +61,9 @@ const WORKS: [&str; 10] = [
     "tables",
 ];
 
+/// The kind of work that enters and leaves traces. Where the state names the trace, nothing more is to be seen there.
+const TRACES: Option<&str> = if STATE_NAMES_TRACE { None } else { Some("traces") };
+
 /// Of the instructions of C functions, one in how many is looked at.
 const EVERY: u64 = 64;
 
@@ -69,7 +76,7 @@ fn step_through_works(most: (u64, u64), chance: impl Fn(f64) -> f64) -> Result<(
         let Some(program) = Program::find(name) else { continue };
         let (mut sum, mut certain) = (Count::default(), 0);
         let mut seen = BTreeSet::new();
-        for work in WORKS {
+        for work in WORKS.into_iter().chain(TRACES) {
             let mut workload = Workload::start(&program, STEPPING, &[work])?;
             workload.go()?;
             let outcome = step_through(workload.pid(), most, EVERY)?;

@@ -85,6 +85,7 @@ impl Vm {
         let mut config = VmConfig::new(self.global, self.main_thread, text, self.layout);
         let Edges { entering, returning, leaving, callback_left, continuing, callback_calls, .. } = &self.text.edges;
         let Edges { links, base_in_state, base_kept, results_stored, frame_left, pc_elsewhere, .. } = &self.text.edges;
+        let Edges { beside_traces, before_fetch, .. } = &self.text.edges;
         config.edges = VmEdges {
             entering: self.places(entering),
             returning: self.places(returning),
@@ -98,6 +99,8 @@ impl Vm {
             results_stored: self.places(results_stored),
             frame_left: self.places(frame_left),
             pc_elsewhere: self.places(pc_elsewhere),
+            beside_traces: self.places(beside_traces),
+            before_fetch: self.places(before_fetch),
         };
         config
     }

@@ -34,6 +34,11 @@ pub struct Edges {
     pub frame_left: Vec<Range<u64>>,
     /// The frame at BASE is whole, but PC's register holds something else.
     pub pc_elsewhere: Vec<Range<u64>>,
+    /// The state says that a trace runs, but the interpreter does, about to enter a trace or after its end: BASE and PC are in
+    /// their registers.
+    pub beside_traces: Vec<Range<u64>>,
+    /// The same, but PC's register has the address of the next bytecode, which is not fetched yet.
+    pub before_fetch: Vec<Range<u64>>,
 }
 
 impl Edges {
@@ -57,6 +62,8 @@ impl Edges {
             results_stored: ranges(&self.results_stored),
             frame_left: ranges(&self.frame_left),
             pc_elsewhere: ranges(&self.pc_elsewhere),
+            beside_traces: ranges(&self.beside_traces),
+            before_fetch: ranges(&self.before_fetch),
         }
     }
 }

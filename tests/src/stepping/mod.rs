@@ -107,8 +107,9 @@ pub fn step_through(pid: u32, (places, instructions): (u64, u64), every: u64) ->
         in_c = if in_text { 0 } else { in_c + 1 };
         let is_certain = handlers.contains(&pc);
         let certain = if is_certain { reader.certain(&registers) } else { None };
-        if in_text || in_c < 4 || in_c % every == 0 {
-            let (answer, return_address) = reader.look(&registers);
+        if (in_text || in_c < 4 || in_c % every == 0)
+            && let Some((answer, return_address)) = reader.look(&registers)
+        {
             let place = if in_text { Some((pc, false)) } else { return_address.map(|address| (address, true)) };
             if let Some((address, is_return)) = place.filter(|(address, _)| vm.text.range.contains(address)) {
                 let at = address - vm.text.range.start;

@@ -1,10 +1,11 @@
 //! What lj-trace sees of a program that is stopped: by the same code as for a sample.
 
-use lj_trace_common::event::{FrameRecord, RecordKind, SampleHeader, SampledRegisters, reg};
+use lj_trace_common::event::{FrameRecord, RecordKind, SAMPLE_ON_TRACE, SampleHeader, SampledRegisters, reg};
 use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Walk, WalkEnd};
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::ReadMemory as _;
+use lj_trace_common::top::Top;
 use lj_trace_common::vm::{VmConfig, runs_at};
 use lj_trace_engine::coroutines::view::{CopiedRange, View};
 use lj_trace_engine::coroutines::{CoroutineSnapshot, LuaStack};
@@ -83,8 +84,9 @@ impl<'a> Reader<'a> {
         Some(places)
     }
 
-    /// What lj-trace says of this stop, and the address in the interpreter that a C function returns to.
-    pub fn look(&mut self, registers: &SampledRegisters) -> (Answer, Option<u64>) {
+    /// What lj-trace says of this stop, and the address in the interpreter that a C function returns to. [`None`] while a trace
+    /// runs or is left.
+    pub fn look(&mut self, registers: &SampledRegisters) -> Option<(Answer, Option<u64>)> {
         let native_bytes = self.native(registers[reg::SP]);
         let coroutines = self.coroutines(&native_bytes);
         let live_memory = self.memory;
@@ -98,6 +100,10 @@ impl<'a> Reader<'a> {
             } else {
                 LuaStack::of_waiting(&view, self.vm, 0, snapshot)
             });
+        }
+        let is_in_trace = |top: &Top| top.flags & SAMPLE_ON_TRACE != 0 || top.trace_exit != 0;
+        if walks.first().and_then(|first| first.top.as_ref()).is_some_and(is_in_trace) {
+            return None;
         }
         let mut native = self.unwind(registers, &native_bytes, &coroutines, &walks);
         let mut top = SettledTop::Certain;
@@ -130,7 +136,7 @@ impl<'a> Reader<'a> {
         } else {
             Answer::Marked(format!("{} ({end:?}, {top:?}, {places:x?})", reason.unwrap_or_default()))
         };
-        (answer, returns)
+        Some((answer, returns))
     }
 
     fn native(&self, start: u64) -> CopiedRange {

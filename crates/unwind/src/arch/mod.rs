@@ -33,6 +33,7 @@ mod aarch64 {
     mod moved;
     mod plt;
     mod results;
+    mod trace_edges;
     mod vm_edges;
 }
 

@@ -6,6 +6,7 @@ mod moved;
 mod plt;
 mod results;
 mod stubs;
+mod trace_edges;
 mod vm_edges;
 mod vm_frame;
 mod vm_text;

@@ -134,7 +134,7 @@ impl Text {
     }
 
     /// Whether an instruction is reached only from the one before it.
-    fn follows(&self, at: usize) -> bool {
+    pub(super) fn follows(&self, at: usize) -> bool {
         self.comes_from(at).all(|from| from + 1 == at)
     }
 

@@ -13,6 +13,7 @@ use std::ops::Range;
 use lj_trace_common::layout::VmLayout;
 
 use super::code::{branch, is_branch, is_call, jump, leaves, load, store, takes_stack_pointer};
+use super::trace_edges::Fields;
 use crate::vm_edges::Edges;
 
 /// `stur x21, [x19, #-8]` stores a frame's link.
@@ -47,6 +48,12 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
     let returning: BTreeSet<usize> = returning.intersection(&leaving).copied().collect();
     let continuing = text.continuing();
     let callback_left = continuing.clone().and_then(|range| text.callback_left(range.end));
+    let fields = Fields {
+        vmstate: layout.g_vmstate.into(),
+        jit_base: layout.g_jit_base.into(),
+        cframe_l: layout.cframe_l.into(),
+    };
+    let beside = text.beside_traces(&fields);
     let links = (0..text.words.len()).filter(|&at| text.words[at] == STORE_LINK);
     Edges {
         entering: text.ranges(&text.entering()),
@@ -60,6 +67,8 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
         results_stored: text.ranges(&text.results_stored(&returning)),
         frame_left: text.ranges(&text.frame_left()),
         pc_elsewhere: text.ranges(&text.pc_elsewhere()),
+        beside_traces: text.ranges(&beside.fetched),
+        before_fetch: text.ranges(&beside.before_fetch),
         ..Edges::default()
     }
 }

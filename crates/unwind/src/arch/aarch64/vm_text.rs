@@ -33,6 +33,9 @@ const DROP_OLD: u32 = 0xa8cd_7bfd;
 const POINTER_AT_SP: u32 = 0x9100_03fd;
 const POINTER_AT_RECORD: u32 = 0x9103_03fd;
 
+/// `str x23, [x22, #offset]`, without the bits of the offset: the coroutine, as a field of the `global_State`.
+const SET_COROUTINE: u32 = 0xf900_02d7;
+
 /// The most instructions that save registers after the one that sets the frame pointer: nine, and one that may begin
 /// something else.
 const MAX_SAVES: u64 = 12;
@@ -161,12 +164,23 @@ impl VmText {
                 found.insert(at);
                 match jump(word) {
                     Some(distance) => at = at.wrapping_add_signed(distance),
-                    None if leaves(word) || is_branch(word) => break,
+                    None if is_branch(word) => {
+                        found.extend(self.before_coroutine_is_set(at.wrapping_add(4)));
+                        break;
+                    }
+                    None if leaves(word) => break,
                     None => at = at.wrapping_add(4),
                 }
             }
         }
         found
+    }
+
+    /// The instruction at `at`, if it is the one that makes a coroutine the running one (`vm_resume`), and is reached only
+    /// from the one before.
+    fn before_coroutine_is_set(&self, at: u64) -> Option<u64> {
+        let sets = self.word(at).is_some_and(|word| word & 0xffc0_03ff == SET_COROUTINE);
+        (sets && self.targets.binary_search(&at).is_err()).then_some(at)
     }
 
     /// The addresses of the instructions that restore registers right before a frame is dropped.

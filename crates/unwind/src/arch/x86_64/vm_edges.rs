@@ -60,6 +60,8 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
         frame_left: Vec::new(),
         // `pcall` and calls of metamethods make a link before they move BASE, and the type of the link shows that.
         pc_elsewhere: Vec::new(),
+        beside_traces: Vec::new(),
+        before_fetch: Vec::new(),
     }
 }
 

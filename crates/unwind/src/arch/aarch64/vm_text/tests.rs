@@ -102,3 +102,20 @@ fn a_frame_that_is_not_linked_yet_is_at_its_edge() {
         assert!(!edges.last().unwrap(), "{era:?}");
     }
 }
+
+#[test]
+fn a_coroutine_that_is_resumed_is_at_its_edge_until_it_is_the_running_one() {
+    // str x8, [x23, #80]; cbz x9, end; str x23, [x22, #368]; nop
+    let resumes = [0xf900_2ae8_u32, 0xb400_0089, 0xf900_bad7, 0xd503_201f];
+    // The same, but something jumps to the store: cbnz x0, .-8
+    let others = [0xf900_2ae8_u32, 0xb400_0089, 0xf900_bad7, 0xd503_201f, 0xb5ff_ffc0];
+    for (more, is_edge) in [(&resumes[..], true), (&others[..], false)] {
+        let mut code = testing::prologue(Era::RecordLast);
+        let end = code.len() as u64 - 4;
+        code.truncate(end as usize);
+        code.extend(more.iter().flat_map(|word| word.to_le_bytes()));
+        let text = VmText::new(0x1000, code, FRAME_SIZE);
+        let edges = [0, 4, 8, 12].map(|offset| text.is_at_edge(0x1000 + end + offset));
+        assert_eq!(edges, [true, true, is_edge, false]);
+    }
+}
