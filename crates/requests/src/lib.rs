@@ -23,7 +23,7 @@ use lj_trace_common::vm::VmConfig;
 
 pub use arch::{Accessor, FiberSelf, count_calls};
 pub use fibers::{FiberCircumstances, Fibers};
-pub use names::{BoundedNames, OTHER};
+pub use names::{BoundedNames, MOST_NAMES, OTHER};
 use nginx::{Configurations, RequestPlace};
 pub use outcome::{RequestOutcome, Unlabelled};
 pub use phase::RequestPhase;
