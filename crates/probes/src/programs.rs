@@ -319,6 +319,15 @@ impl Programs {
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn set_fibers(&mut self, layout: FiberLayout) -> Result<(), ProbeError> {
+        self.change_config(|config| config.fibers = layout).map_err(ProbeError::sort)
+    }
+
+    /// The same, and has allocation probes tell which fiber allocates. That costs each call of the allocator something, so it is for
+    /// profiles that ask for it.
+    ///
+    /// # Errors
+    /// As [`Self::set_fibers`].
+    pub fn set_allocating_fibers(&mut self, layout: FiberLayout) -> Result<(), ProbeError> {
         self.change_config(|config| (config.fibers, config.tells_serving) = (layout, 1)).map_err(ProbeError::sort)
     }
 

@@ -133,7 +133,7 @@ impl MemoryPreparation {
         }
         let mut requests = self.requests;
         if let Some(layout) = requests.look_for_fibers() {
-            programs.set_fibers(layout)?;
+            programs.set_allocating_fibers(layout)?;
         }
         let polled = Polled::new(process);
         let (probes, bounded) = match options.overhead {
@@ -274,7 +274,7 @@ impl MemoryRecording {
     pub fn drain(&mut self, programs: &mut Programs, process: &Process, budget: Budget) -> Result<bool, EngineError> {
         let (began, time) = (now(), Instant::now());
         if let Some(layout) = self.requests.look_for_fibers() {
-            programs.set_fibers(layout)?;
+            programs.set_allocating_fibers(layout)?;
         }
         let is_empty = self.drain_events(programs, process, budget)?;
         self.look_after_vms(programs, process, is_empty)?;

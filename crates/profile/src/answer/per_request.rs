@@ -66,7 +66,7 @@ struct Sums {
 }
 
 impl PerRequest {
-    /// The table, most requests first; empty if no request has ended and nothing is known of any.
+    /// The table, what has the most time first, or the most bytes; empty if no request has ended and nothing is known of any.
     pub fn text(&self, room: Room) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
