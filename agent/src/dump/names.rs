@@ -124,7 +124,7 @@ impl<'a> Names<'a> {
             return None;
         }
         let prototypes = self.prototypes.get_mut(usize::from(record.vm))?;
-        let prototype = prototypes.get(&self.memory, &vm.layout, PrototypeKey::of(record)).ok()?;
+        let prototype = prototypes.get(&self.memory, vm, PrototypeKey::of(record)).ok()?;
         let locals = prototype.locals_at(record.position).into_iter().map(|(slot, name)| {
             let bits = snapshot.slot(record.base + 8 * u64::from(slot));
             let value = bits.map_or(LuaValue::Invalid, |bits| LuaValue::decode(&self.memory, &vm.layout, bits));

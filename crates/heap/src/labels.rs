@@ -133,7 +133,7 @@ impl<'a, M: ReadSome> StepLabels<'a, M> {
     /// The prototype at an address of the target.
     pub fn prototype(&self, address: u64) -> Option<Arc<Prototype>> {
         let key = Prototype::key_at(self.blocks, &self.layout, address).ok()?;
-        self.prototypes.borrow_mut().get(self.blocks, &self.layout, key).ok()
+        self.prototypes.borrow_mut().get_held(self.blocks, &self.layout, key).ok()
     }
 
     /// The names of the variables on a coroutine's stack, by the addresses of their slots.
@@ -160,7 +160,7 @@ impl<'a, M: ReadSome> StepLabels<'a, M> {
             }
             if record.kind == RecordKind::Lua as u8 && record.position != NO_POSITION {
                 let key = PrototypeKey::of(&record);
-                if let Ok(prototype) = self.prototypes.borrow_mut().get(self.blocks, l, key) {
+                if let Ok(prototype) = self.prototypes.borrow_mut().get_held(self.blocks, l, key) {
                     for (slot, name) in prototype.locals_at(record.position) {
                         locals.insert(record.base.wrapping_add(8 * u64::from(slot)), name);
                     }

@@ -7,7 +7,7 @@
 
 use lj_trace_common::frame::gct_offset;
 use lj_trace_common::layout::gct;
-use lj_trace_common::memory::ReadMemory;
+use lj_trace_common::memory::{ReadMemory, Unreadable};
 
 use super::machine::Vm;
 use super::object::{field, read_bytes, read_string};
@@ -32,7 +32,8 @@ pub fn find_strings<M: ReadMemory>(memory: &M, vm: &Vm, texts: &[&str]) -> Vec<O
     let cache = PageCache::reading_ahead(memory);
     let mut left = MOST_CHAINS;
     for index in 0..=chains.mask {
-        let mut string = chains.first(&cache, index);
+        // Of a process that has exited, nothing can be read any more.
+        let Ok(mut string) = chains.first(&cache, index) else { break };
         while string != 0 && left > 0 {
             left -= 1;
             let Ok(length) = cache.read::<u32>(field(string, layout.str_len)) else { break };
@@ -56,21 +57,34 @@ pub fn find_strings<M: ReadMemory>(memory: &M, vm: &Vm, texts: &[&str]) -> Vec<O
 
 /// Whether the string at `address` has this text, and the VM's table has this string for it.
 pub fn is_interned<M: ReadMemory>(memory: &M, vm: &Vm, address: u64, text: &str) -> bool {
-    let (gc64, layout) = (vm.layout.is_gc64(), &vm.layout);
+    let layout = &vm.layout;
     if !read_string(memory, layout, address, text.len() + 1).is_ok_and(|own| own == text.as_bytes()) {
         return false;
     }
+    has_string(memory, vm, address) == Ok(true)
+}
+
+/// Whether the VM's table of all strings has the string at this address.
+///
+/// Of a string that was freed, all is often still in memory but its last bytes: there LuaJIT's allocator keeps the size of what
+/// is free ([`set_foot`]). So neither its number nor its length tells that it is gone; that it is not in the table does.
+///
+/// [`set_foot`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_alloc.c#L469
+///
+/// # Errors
+/// The table cannot be read as far as it takes.
+pub fn has_string<M: ReadMemory>(memory: &M, vm: &Vm, address: u64) -> Result<bool, Unreadable> {
     // A number and the hash, or the hash alone, come before the length.
-    let Ok(hash) = memory.read::<u32>(field(address, layout.str_len).wrapping_sub(4)) else { return false };
-    let Some(chains) = Chains::read(memory, vm) else { return false };
-    let mut string = chains.first(memory, hash & chains.mask);
+    let hash: u32 = memory.read(field(address, vm.layout.str_len).wrapping_sub(4))?;
+    let chains = Chains::read(memory, vm).ok_or(Unreadable)?;
+    let mut string = chains.first(memory, hash & chains.mask)?;
     for _ in 0..LONGEST_CHAIN {
         if string == 0 || string == address {
-            break;
+            return Ok(string == address);
         }
-        string = memory.read_ref(gc64, string).map_or(0, |next| next & !FLAG);
+        string = memory.read_ref(chains.gc64, string)? & !FLAG;
     }
-    string == address
+    Err(Unreadable)
 }
 
 /// The number of a string that chooses its place in the hash part of tables: its own number, or in older builds its hash.
@@ -95,9 +109,9 @@ impl Chains {
         (mask < MOST_CHAINS).then_some(Self { table, mask, gc64 })
     }
 
-    fn first<M: ReadMemory>(&self, memory: &M, index: u32) -> u64 {
+    fn first<M: ReadMemory>(&self, memory: &M, index: u32) -> Result<u64, Unreadable> {
         let size = if self.gc64 { 8 } else { 4 };
         let place = self.table.wrapping_add(u64::from(index) * size);
-        memory.read_ref(self.gc64, place).map_or(0, |first| first & !FLAG)
+        Ok(memory.read_ref(self.gc64, place)? & !FLAG)
     }
 }

@@ -13,10 +13,12 @@ use std::sync::Arc;
 
 use lj_trace_common::event::FrameRecord;
 use lj_trace_common::layout::{VmLayout, gct};
-use lj_trace_common::memory::ReadMemory;
+use lj_trace_common::memory::{ReadMemory, Unreadable};
 use lj_trace_common::string;
 
 use super::bytecode::{Instruction, Op};
+use super::interned::has_string;
+use super::machine::Vm;
 use super::object::{ObjectError, field, marked_offset, read_bytes, read_string};
 use super::overlay::plain_at;
 use super::page_cache::PageCache;
@@ -103,7 +105,16 @@ pub struct Prototype {
 }
 
 impl Prototype {
-    /// Reads the prototype that `key` describes.
+    /// Reads the prototype that `key` describes, if it is alive.
+    ///
+    /// # Errors
+    /// [`PrototypeError::Gone`] if another prototype was there before or after the read, or if it was collected.
+    pub fn read_alive<M: ReadMemory>(memory: &M, vm: &Vm, key: PrototypeKey) -> Result<Self, PrototypeError> {
+        let prototype = Self::read(memory, &vm.layout, key)?;
+        if is_alive(memory, vm, key.address) { Ok(prototype) } else { Err(PrototypeError::Gone) }
+    }
+
+    /// Reads the prototype that `key` describes, if something else holds it alive.
     ///
     /// # Errors
     /// [`PrototypeError::Gone`] if another prototype was there before or after the read.
@@ -261,6 +272,28 @@ impl Prototype {
     pub(super) fn varinfo(&self) -> &[u8] {
         &self.varinfo
     }
+}
+
+/// Whether the prototype at this address is not known to be dead. The memory of one that was freed has most of it for a while: see
+/// [`has_string`].
+fn is_alive<M: ReadMemory>(memory: &M, vm: &Vm, prototype: u64) -> bool {
+    /// Both colours of white ([`LJ_GC_WHITES`]).
+    ///
+    /// [`LJ_GC_WHITES`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.h#L27
+    const WHITES: u8 = 3;
+    /// How often to look: while the table of strings becomes larger, a string may be missed; and the colours change.
+    const ATTEMPTS: u32 = 3;
+    let layout = &vm.layout;
+    // What the collector has not reached has the colour that is not the current one: it will be freed, or was.
+    let is_left = || {
+        let marked: u8 = memory.read(prototype.wrapping_add(marked_offset(layout.is_gc64())))?;
+        let current: u8 = memory.read(field(vm.global, layout.g_gc_currentwhite))?;
+        Ok::<_, Unreadable>(marked & WHITES == !current & WHITES)
+    };
+    let name = || memory.read_ref(layout.is_gc64(), field(prototype, layout.pt_chunkname));
+    // What cannot be read speaks against nothing.
+    let may_be = || is_left() != Ok(true) && name().and_then(|name| has_string(memory, vm, name)) != Ok(false);
+    (0..ATTEMPTS).any(|_| may_be())
 }
 
 fn text(bytes: Vec<u8>) -> String {
@@ -423,17 +456,38 @@ impl Prototypes {
     /// The prototype that `key` describes, read from `memory` the first time.
     ///
     /// # Errors
-    /// As [`Prototype::read`].
+    /// As [`Prototype::read_alive`].
     pub fn get<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        key: PrototypeKey,
+    ) -> Result<Arc<Prototype>, PrototypeError> {
+        self.get_or(key, || Prototype::read_alive(memory, vm, key))
+    }
+
+    /// The same, of a prototype that another object holds alive.
+    ///
+    /// # Errors
+    /// As [`Prototype::read`].
+    pub fn get_held<M: ReadMemory>(
         &mut self,
         memory: &M,
         layout: &VmLayout,
         key: PrototypeKey,
     ) -> Result<Arc<Prototype>, PrototypeError> {
+        self.get_or(key, || Prototype::read(memory, layout, key))
+    }
+
+    fn get_or(
+        &mut self,
+        key: PrototypeKey,
+        read: impl FnOnce() -> Result<Prototype, PrototypeError>,
+    ) -> Result<Arc<Prototype>, PrototypeError> {
         if let Some(known) = self.known.get(&key) {
             return Ok(known.clone());
         }
-        let prototype = Arc::new(Prototype::read(memory, layout, key)?);
+        let prototype = Arc::new(read()?);
         self.keep(prototype.clone());
         Ok(prototype)
     }

@@ -70,7 +70,7 @@ impl Finder for HeapNames {
         let Self { namer, place: Some((memory, vm)) } = self else { return };
         let read = |address| {
             let key = Prototype::key_at(memory, &vm.layout, address).ok()?;
-            Prototype::read(memory, &vm.layout, key).ok()
+            Prototype::read_alive(memory, vm, key).ok()
         };
         let mut name = |namer: &mut FunctionNamer, proto, prototype: &Prototype| {
             let name = namer.name(memory, vm, &prototype.key);

@@ -447,7 +447,7 @@ impl MemoryEvents {
         let Self { c_callers, c_functions, memory, vm, definitions, .. } = self;
         let find = || {
             let key = Prototype::key_at(memory, &vm.layout, call.prototype).ok()?;
-            let prototype = Prototype::read(memory, &vm.layout, key).ok()?;
+            let prototype = Prototype::read_alive(memory, vm, key).ok()?;
             // The caller may be gone by now.
             let chunk: Arc<str> = chunk_name(prototype.chunkname.as_bytes()).into();
             let symbol = c_functions.get(&call.function)?;
@@ -642,7 +642,7 @@ fn start_of(
     trace: &lj_trace_luajit::Trace,
 ) -> Option<(Arc<Prototype>, u32)> {
     let key = Prototype::key_at(memory, &vm.layout, trace.startpt).ok()?;
-    let prototype = prototypes.get(memory, &vm.layout, key).ok()?;
+    let prototype = prototypes.get(memory, vm, key).ok()?;
     let offset = trace.startpc.checked_sub(trace.startpt + u64::from(vm.layout.sizeof_pt))?;
     let line = prototype.line_at(u32::try_from(offset / 4).ok()?)?;
     Some((prototype, line))

@@ -127,7 +127,7 @@ impl Namer {
     /// It is gone: collected between the sample and now.
     fn prototype(&mut self, record: &FrameRecord) -> Result<Arc<Prototype>, PrototypeError> {
         let vm = self.vms.get(usize::from(record.vm)).ok_or(PrototypeError::Gone)?;
-        self.prototypes.get(&self.memory, &vm.vm.layout, PrototypeKey::of(record))
+        self.prototypes.get(&self.memory, &vm.vm, PrototypeKey::of(record))
     }
 
     /// Begins a batch: time has passed, so the namer may search for more functions.
@@ -189,7 +189,7 @@ impl Namer {
         let layout = &names.vm.layout;
         // Traces come and go with their functions: another function may be at the same address by now.
         let key = Prototype::key_at(&self.memory, layout, trace.startpt).ok()?;
-        let prototype = self.prototypes.get(&self.memory, layout, key).ok()?;
+        let prototype = self.prototypes.get(&self.memory, &names.vm, key).ok()?;
         let offset = trace.startpc.checked_sub(trace.startpt + u64::from(layout.sizeof_pt))?;
         let line = prototype.line_at(u32::try_from(offset / 4).ok()?)?;
         if self.trace_starts.len() >= MAX_CACHED {

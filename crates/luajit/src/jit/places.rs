@@ -63,7 +63,7 @@ impl<'a, M: ReadMemory> CodePlaces<'a, M> {
         if !offset.is_multiple_of(4) || offset / 4 >= u64::from(key.sizebc) {
             return None;
         }
-        let prototype = self.read.borrow_mut().get(self.memory, &self.vm.layout, *key).ok()?;
+        let prototype = self.read.borrow_mut().get(self.memory, self.vm, *key).ok()?;
         Some((prototype, (offset / 4) as u32))
     }
 

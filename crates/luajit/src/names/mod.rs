@@ -161,7 +161,7 @@ impl FunctionNamer {
         let known = self.parent.take().filter(|known| known.key == parent);
         let known = match known {
             Some(known) => known,
-            None => Arc::new(Prototype::read(memory, &vm.layout, parent).map_err(|_| WrongParent)?),
+            None => Arc::new(Prototype::read_alive(memory, vm, parent).map_err(|_| WrongParent)?),
         };
         let makes_it = known.children().any(|child| child == key.address) && parent.chunkname == key.chunkname;
         let definition = known.definition_of(key.address, vm.bytecode_set(), vm.layout.is_gc64());
@@ -171,7 +171,7 @@ impl FunctionNamer {
         }
         let Some(definition) = definition else { return Ok(None) };
         // As long as the parent exists, so do its child prototypes.
-        let function = Prototype::read(memory, &vm.layout, *key).map_err(|_| WrongParent)?;
+        let function = Prototype::read_alive(memory, vm, *key).map_err(|_| WrongParent)?;
         Ok(Some(definition.name(function.takes_self())))
     }
 

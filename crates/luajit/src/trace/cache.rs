@@ -60,7 +60,7 @@ impl KnownTrace {
         effort: Effort,
     ) -> Self {
         let above = prototypes_above(memory, vm, &body, numbering);
-        let functions = TraceFunctions::read(memory, &vm.layout, prototypes, &body, numbering, names, &above);
+        let functions = TraceFunctions::read(memory, vm, prototypes, &body, numbering, names, &above);
         // The same bytecode and exit stubs are read again and again.
         let memory = &PageCache::new(memory);
         let live = LiveVm { memory, vm, trace: &body.trace };

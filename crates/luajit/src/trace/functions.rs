@@ -15,7 +15,7 @@ use super::body::TraceBody;
 use super::ir::{BIAS, FIRST, Ins, IrCode, IrOp, Numbering, irt, is_wide};
 use crate::bytecode::{Instruction, Op as Bytecode};
 use crate::object::{Function, read_function, read_string};
-use crate::{FunctionNames, Prototype, Prototypes};
+use crate::{FunctionNames, Prototype, Prototypes, Vm};
 
 /// A function that is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,13 +119,14 @@ impl TraceFunctions {
     /// Reads the constants and guards of a trace. The prototypes `above` belong to frames in which the trace may run.
     pub fn read<M: ReadMemory>(
         memory: &M,
-        layout: &VmLayout,
+        vm: &Vm,
         prototypes: &mut Prototypes,
         body: &TraceBody,
         numbering: Numbering,
         names: Arc<FunctionNames>,
         above: &[u64],
     ) -> Self {
+        let layout = &vm.layout;
         let mut functions = Self {
             numbering,
             constants: HashMap::new(),
@@ -149,7 +150,7 @@ impl TraceFunctions {
         }
         let above = above.iter().copied().chain([body.trace.startpt]);
         functions.constants.values().filter_map(|callee| callee.prototype()).chain(above).for_each(|address| {
-            let read = Prototype::key_at(memory, layout, address).and_then(|key| prototypes.get(memory, layout, key));
+            let read = Prototype::key_at(memory, layout, address).and_then(|key| prototypes.get(memory, vm, key));
             if let Ok(prototype) = read {
                 functions.prototypes.insert(address, prototype);
             }
