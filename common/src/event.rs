@@ -17,6 +17,7 @@ use crate::memory::Pod;
 use crate::request::RequestMarks;
 use crate::route::RouteMarks;
 use crate::trace::RunningTrace;
+use crate::trace_id::TraceIdMarks;
 
 /// The sample hit the kernel, on behalf of the thread: registers and stacks are those at the entry into the kernel.
 pub const SAMPLE_IN_KERNEL: u32 = 1 << 0;
@@ -130,6 +131,8 @@ pub struct SampleHeader {
     pub fiber: FiberMarks,
     /// Marks of the route that the request takes.
     pub route: RouteMarks,
+    /// The trace ID of the request.
+    pub trace_id: TraceIdMarks,
 }
 
 // The standard library has no `Default` for arrays as long as the register array of some processors.
@@ -256,6 +259,7 @@ const _: () = {
                 + size_of::<RequestMarks>()
                 + size_of::<FiberMarks>()
                 + size_of::<RouteMarks>()
+                + size_of::<TraceIdMarks>()
     );
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

@@ -28,6 +28,7 @@ pub mod string;
 pub mod thread;
 pub mod top;
 pub mod trace;
+pub mod trace_id;
 pub mod turn;
 pub mod vm;
 

@@ -15,6 +15,7 @@ use core::mem::MaybeUninit;
 use crate::layout::VmLayout;
 use crate::memory::ReadMemory;
 use crate::route::RouteLayout;
+use crate::trace_id::TraceIdLayout;
 use crate::vm::VmConfig;
 
 /// Where a process keeps its requests, as the agent tells the BPF programs.
@@ -31,6 +32,8 @@ pub struct RequestLayout {
     pub phase_mask: u32,
     /// Where requests have their routes.
     pub routes: RouteLayout,
+    /// Where requests have their trace IDs.
+    pub trace_ids: TraceIdLayout,
 }
 
 /// The index is not known.
@@ -171,5 +174,5 @@ impl RequestMarks {
     }
 }
 
-const _: () = assert!(size_of::<RequestLayout>() == 4 * 4 + size_of::<RouteLayout>());
+const _: () = assert!(size_of::<RequestLayout>() == 4 * 4 + size_of::<RouteLayout>() + size_of::<TraceIdLayout>());
 const _: () = assert!(size_of::<RequestMarks>() == 4 * 8 + 2 * 4);

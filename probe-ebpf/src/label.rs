@@ -1,4 +1,4 @@
-//! Which request or fiber a sample is for, and which route the request takes.
+//! Which request or fiber a sample is for, which route the request takes, and its trace ID.
 //!
 //! All functions are global, like [`crate::memory::is_sampled_frame`], so that the verifier checks each of them once.
 //! While a sample is being built, nobody else uses the fields that they change.
@@ -58,6 +58,21 @@ pub extern "C" fn note_route(area: u32) -> u32 {
     let Some(vm) = VMS.get(header.vm) else { return 0 };
     if vm.global == config.requests.routes.global {
         header.route.read(&UserMemory, &config.requests, &vm.layout, header.request.request);
+    }
+    0
+}
+
+/// Reads the trace ID of the request of the sample in this working area, after [`note_request`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn note_trace_id(area: u32) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 0 };
+    // SAFETY: as in `see_thread`.
+    let header = unsafe { &mut (*scratch).header };
+    let Some(config) = CONFIG.get(header.process) else { return 0 };
+    let layout = &config.requests.trace_ids;
+    if layout.values != 0 && header.request.state == RequestState::Found as u32 {
+        header.trace_id.read(&UserMemory, layout, header.request.request);
     }
     0
 }

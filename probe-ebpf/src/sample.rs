@@ -178,6 +178,7 @@ fn take(
         traces::note(area);
         label::note_request(area);
         label::note_route(area);
+        label::note_trace_id(area);
     }
     if !program.is_null() && config.kernel_frames != 0 && borrow().header.flags & SAMPLE_IN_KERNEL != 0 {
         copy_kernel_stack(borrow(), program);

@@ -56,6 +56,7 @@ pub mod standstill;
 pub mod stepping;
 pub mod stories;
 pub mod systemd;
+pub mod traced_requests;
 pub mod tracer;
 pub mod usage;
 pub mod vm_per_thread;

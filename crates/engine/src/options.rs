@@ -61,6 +61,10 @@ pub struct Options {
     pub group_by: Option<RequestKey>,
     /// The labels that a sample of CPU time must have, with their values.
     pub only_requests: Vec<(RequestKey, String)>,
+    /// Whether to label samples with the trace IDs of nginx's requests, of which there may be many.
+    pub trace_ids: bool,
+    /// The variable of nginx that has trace IDs; [`None`] for those that are known to have some.
+    pub trace_variable: Option<String>,
     /// Whether to count nginx's requests, and to show what one costs.
     pub per_request: bool,
     /// Whether to list traces by their cost.
@@ -217,6 +221,11 @@ impl Options {
     /// Whether stacks are grouped by this label, or only the stacks that have a value of it are kept.
     pub fn asks_for(&self, key: RequestKey) -> bool {
         self.group_by == Some(key) || self.only_requests.iter().any(|(own, _)| *own == key)
+    }
+
+    /// Whether trace IDs of requests are wanted.
+    pub fn wants_trace_ids(&self) -> bool {
+        self.trace_ids || self.asks_for(RequestKey::TraceId)
     }
 
     /// Whether several processes are recorded, or may be. Each of them then gets streams of its own.

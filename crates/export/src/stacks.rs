@@ -35,8 +35,9 @@ pub fn bounded(profile: &dyn Profile, kernel_frames: bool) -> Vec<BoundedStack> 
         let is_wanted = |id: &FrameId| kernel_frames || !matches!(table.frame(*id), Some(Frame::Kernel { .. }));
         let frames: Vec<FrameId> = row.frames.iter().rev().copied().filter(is_wanted).collect();
         let state = row.labels.state.map(|state| state.to_string());
-        // Plugins would multiply the series of routes. The stack shows the plugin's file.
-        let request = row.labels.request.as_ref().and_then(|labels| labels.without(RequestKey::Plugin));
+        // Plugins and trace IDs would multiply the series of routes. The stack shows the plugin's file.
+        let request = row.labels.request.as_ref();
+        let request = request.and_then(|labels| labels.without(RequestKey::Plugin)?.without(RequestKey::TraceId));
         let place = *places.entry((state.clone(), request.clone(), frames.clone())).or_insert_with(|| {
             stacks.push(BoundedStack { state, request, frames, weights: Weights::default() });
             stacks.len() - 1

@@ -2,7 +2,7 @@
 //!
 //! [`Requests::find`] searches a process once, [`Requests::layout`] tells the kernel half where to look in each sample, and
 //! [`Requests::resolve`] turns what the kernel half has seen into labels. [`Fibers`] does the same for Tarantool's fibers.
-//! [`Routes`] adds the route that Kong or APISIX has chosen for a request. Every label is proven: see `docs/requests.md`.
+//! [`Routes`] adds the route that Kong or APISIX has chosen for a request, [`TraceIds`] its trace ID. Every label is proven: see `docs/requests.md`.
 
 pub mod arch;
 mod fibers;
@@ -14,6 +14,7 @@ mod plugins;
 mod routes;
 #[cfg(test)]
 mod test_memory;
+mod trace_ids;
 
 use std::sync::Arc;
 
@@ -29,6 +30,7 @@ pub use outcome::{RequestOutcome, Unlabelled};
 pub use phase::RequestPhase;
 pub use plugins::plugin_of;
 pub use routes::{RouteOutcome, Routes, RoutingProgram, Unrouted};
+pub use trace_ids::{MOST_TRACE_IDS, TraceIdOutcome, TraceIds, Untraced};
 
 /// What is known about the request of a sample.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -42,6 +44,8 @@ pub struct ServedRequest {
     pub server: Option<Arc<str>>,
     /// The route that Kong or APISIX has chosen for it.
     pub route: RouteOutcome,
+    /// Its trace ID.
+    pub trace_id: TraceIdOutcome,
     /// The fiber of Tarantool that ran.
     pub fiber: Option<RunningFiber>,
 }

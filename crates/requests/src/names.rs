@@ -9,20 +9,32 @@ pub const MOST_NAMES: usize = 256;
 /// The name that replaces all further names.
 pub const OTHER: &str = "[other]";
 
-/// BoundedNames of one kind.
-#[derive(Debug, Default)]
+/// Names of one kind: [`MOST_NAMES`], unless another bound is given.
+#[derive(Debug)]
 pub struct BoundedNames {
     known: BTreeSet<Arc<str>>,
+    most: usize,
     others: u64,
 }
 
+impl Default for BoundedNames {
+    fn default() -> Self {
+        Self::up_to(MOST_NAMES)
+    }
+}
+
 impl BoundedNames {
-    /// The name itself if it is one of the first [`MOST_NAMES`], else [`OTHER`].
+    /// At most so many names.
+    pub fn up_to(most: usize) -> Self {
+        Self { known: BTreeSet::new(), most, others: 0 }
+    }
+
+    /// The name itself if it is one of the first, else [`OTHER`].
     pub fn bounded(&mut self, name: &str) -> Arc<str> {
         if let Some(known) = self.known.get(name) {
             return Arc::clone(known);
         }
-        if self.known.len() < MOST_NAMES {
+        if self.known.len() < self.most {
             let name: Arc<str> = name.into();
             self.known.insert(Arc::clone(&name));
             return name;

@@ -19,7 +19,7 @@ pub struct Requests {
 
 impl Requests {
     /// Asks for these again and again, from several connections at once.
-    pub(crate) fn start(uris: Vec<String>, socket: &Path, seed: u64) -> Self {
+    pub fn start(uris: Vec<String>, socket: &Path, seed: u64) -> Self {
         let (stop, answers) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let uris = Arc::new(uris);
         let clients = (0..4).map(|client| {

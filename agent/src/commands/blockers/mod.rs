@@ -51,6 +51,8 @@ pub fn run(args: &BlockersArgs) -> Result<(), CommandError> {
         say(Priority::Warning, &text);
     }
     let LiveOptions { mut options, selector } = live(args, unmeasured.is_none())?;
+    // Long turns are few.
+    options.trace_ids = true;
     options.turns = Some(TurnLimits::over(u64::try_from(args.over.as_nanos()).unwrap_or(u64::MAX)));
     let (options, targets) = match selector {
         Some(selector) => selected(&selector, &options)?,

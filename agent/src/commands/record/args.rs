@@ -173,6 +173,14 @@ pub struct RecordArgs {
     #[arg(long, conflicts_with_all = ["rotate", "overhead"])]
     pub per_request: bool,
 
+    /// The same: label stacks with the trace IDs of nginx's requests, to find one request's stacks by the ID in its log line or trace
+    ///
+    /// The ID is the text of a variable: of VARIABLE, or of the first two of `$opentelemetry_trace_id`, `$otel_trace_id`,
+    /// `$kong_request_id`, `$apisix_request_id` and `$request_id` that nginx's configuration uses. `--group-by trace_id` and
+    /// `--only trace_id=ID` look for them, too.
+    #[arg(long, value_name = "VARIABLE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub trace_ids: Option<String>,
+
     /// What the widths in .folded and .svg of a memory profile mean [default: allocated]
     #[arg(long, value_enum)]
     pub weight: Option<Weight>,
@@ -259,9 +267,17 @@ Examples:
   sudo lj-trace nginx -d 30s --only location=/cart -o cart.svg
                                                       only what serves that location
   sudo lj-trace nginx -d 30s --per-request            what one request costs, by location
+  sudo lj-trace nginx -d 30s --group-by trace_id -o requests.svg
+                                                      each request by its trace ID
   sudo lj-trace --pid 1234 --rotate 10m -o cpu.bin    new files every ten minutes, until Ctrl-C
   sudo lj-trace --pid 1234 --wait -d 30s              30 seconds from when it has a VM
   sudo lj-trace --pid 1234 --vm 0x7f30c8a193f0        one VM of several";
+
+/// The name of a variable of nginx, as its configuration has it in memory: without `$`, in small letters.
+fn variable(name: &str) -> Option<String> {
+    let name = name.strip_prefix('$').unwrap_or(name);
+    (!name.is_empty()).then(|| name.to_ascii_lowercase())
+}
 
 /// Parses a label of a request or a fiber: `location=/cart`.
 fn parse_label(text: &str) -> Result<(RequestKey, String), String> {
@@ -438,6 +454,8 @@ impl RecordArgs {
             kernel: self.kernel,
             group_by: self.group_by,
             only_requests: self.only.clone(),
+            trace_ids: self.trace_ids.is_some(),
+            trace_variable: self.trace_ids.as_deref().and_then(variable),
             per_request: self.per_request,
             traces: self.traces,
             weight: self.weight,

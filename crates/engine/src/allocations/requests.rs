@@ -86,6 +86,7 @@ impl AllocationRequests {
             no_routes: options
                 .asks_for(RequestKey::Route)
                 .then_some("memory profiles do not know of routes")
+                .or(options.asks_for(RequestKey::TraceId).then_some("memory profiles do not know of trace IDs"))
                 .or(options.asks_for(RequestKey::Plugin).then_some("memory profiles do not know of plugins")),
             known: Vec::new(),
             indices: HashMap::new(),

@@ -115,8 +115,8 @@ impl Blocker {
     }
 }
 
-/// The request of more than half of these stacks, when `unseen` further nanoseconds have no known request. If that was in no plugin,
-/// or in no phase, for so long, its labels are without.
+/// The request of more than half of these stacks, when `unseen` further nanoseconds have no known request. If it was in no plugin,
+/// or in no phase, for so long, its labels are without; if there is no such request, they are those that several have in common.
 fn request_of_most(stacks: &[&TurnStack], unseen: u64) -> Option<RequestLabels> {
     let all = stacks.iter().map(|stack| stack.weight).sum::<u64>() + unseen;
     let mut weights: BTreeMap<RequestLabels, u64> = BTreeMap::new();
@@ -125,21 +125,19 @@ fn request_of_most(stacks: &[&TurnStack], unseen: u64) -> Option<RequestLabels> 
             *weights.entry(request.clone()).or_default() += stack.weight;
         }
     }
-    let of_most = |weights: &BTreeMap<RequestLabels, u64>| {
-        weights.iter().find(|(_, weight)| 2 * **weight > all).map(|(request, _)| request.clone())
-    };
-    of_most(&weights).or_else(|| {
-        [RequestKey::Plugin, RequestKey::Phase].into_iter().find_map(|key| {
-            let mut without: BTreeMap<RequestLabels, u64> = BTreeMap::new();
-            for (request, weight) in std::mem::take(&mut weights) {
-                if let Some(request) = request.without(key) {
-                    *without.entry(request).or_default() += weight;
-                }
+    let without = |keys: &[RequestKey]| {
+        let mut fewer: BTreeMap<RequestLabels, u64> = BTreeMap::new();
+        for (request, weight) in &weights {
+            if let Some(request) = keys.iter().try_fold(request.clone(), |request, key| request.without(*key)) {
+                *fewer.entry(request).or_default() += weight;
             }
-            weights = without;
-            of_most(&weights)
-        })
-    })
+        }
+        fewer.into_iter().find(|(_, weight)| 2 * weight > all).map(|(request, _)| request)
+    };
+    use RequestKey::{Phase, Plugin, TraceId};
+    let unused: [&[RequestKey]; 6] =
+        [&[], &[Plugin], &[Plugin, Phase], &[TraceId], &[TraceId, Plugin], &[TraceId, Plugin, Phase]];
+    unused.into_iter().find_map(without)
 }
 
 /// What a thread waits for in this frame, if the frame is a wait for something other than a CPU.

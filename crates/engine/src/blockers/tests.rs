@@ -259,4 +259,9 @@ fn a_request_in_several_plugins_and_phases_is_told_without() {
     assert_eq!(told(&[(&[route, jwt, access], 4), (&[route, log], 4)]), labels(&[route]));
     assert_eq!(told(&[(&[route, jwt, access], 6), (&[route, log], 4)]), labels(&[route, jwt, access]));
     assert_eq!(told(&[(&[route, access], 4), (&[(RequestKey::Route, "other"), access], 4)]), None);
+    // A single request has its trace ID; what several have in common is without, but still has the plugin of all.
+    let [one, two] = ["0123456789abcdef", "fedcba9876543210"].map(|id| (RequestKey::TraceId, id));
+    assert_eq!(told(&[(&[route, one, jwt], 4), (&[route, one, cors], 4)]), labels(&[route, one]));
+    assert_eq!(told(&[(&[route, one, jwt], 4), (&[route, two, jwt], 4)]), labels(&[route, jwt]));
+    assert_eq!(told(&[(&[route, one, jwt], 4), (&[route, two, cors], 4)]), labels(&[route]));
 }

@@ -47,6 +47,8 @@ pub struct Summary {
     pub wants_requests: bool,
     /// Whether the user has asked for routes.
     pub wants_routes: bool,
+    /// Whether the user asked for trace IDs.
+    pub wants_trace_ids: bool,
     /// The table of traces, if the user wants it.
     pub traces: Option<String>,
     /// The sums of time off the CPU, if it was recorded.
@@ -143,6 +145,8 @@ impl Summary {
             writeln!(out, "  no requests        no sample is known to serve one: {why}")?;
         } else if let Some(why) = self.requests.why_no_routes("sample").filter(|_| self.wants_routes && *samples > 0) {
             writeln!(out, "  no routes          no sample is known to take one: {why}")?;
+        } else if let Some(why) = self.why_no_trace_ids() {
+            writeln!(out, "  no trace IDs       no sample is known to have one: {why}")?;
         }
         if let Some(why) = &self.why_threads {
             writeln!(
@@ -161,6 +165,12 @@ impl Summary {
 }
 
 impl Summary {
+    /// Why no sample has a trace ID, if the user asked for them.
+    fn why_no_trace_ids(&self) -> Option<String> {
+        let is_asked = self.wants_trace_ids && self.tally.samples > 0;
+        self.requests.trace_ids.as_ref().filter(|_| is_asked)?.why_none("sample")
+    }
+
     /// The number of samples whose request is known, if there are any.
     fn write_requests(&self, out: &mut String) -> std::fmt::Result {
         // Fibers may run C code alone.
@@ -229,6 +239,7 @@ mod tests {
             requests: RequestTally::default(),
             wants_requests: false,
             wants_routes: false,
+            wants_trace_ids: false,
             traces: None,
             off_cpu: None,
             facts: None,

@@ -327,6 +327,9 @@ impl Recording {
             if options.testing.no_requests {
                 pipeline.leave_requests();
             }
+            if options.wants_trace_ids() {
+                pipeline.find_trace_ids(options.trace_variable.as_deref());
+            }
             tell_requests(&mut pipeline, &mut programs)?;
             pipeline.show_kernel(options.kernel);
             Ok::<_, EngineError>((buffer, pipeline))
@@ -1031,6 +1034,7 @@ impl Recording {
                 requests,
                 wants_requests: options.wants_requests(),
                 wants_routes: options.asks_for(RequestKey::Route),
+                wants_trace_ids: options.wants_trace_ids(),
                 traces,
                 facts: outputs.facts(),
             };

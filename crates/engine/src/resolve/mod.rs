@@ -9,6 +9,7 @@ mod requests;
 mod routes;
 mod stack_ends;
 mod thread_names;
+mod trace_ids;
 mod trace_table;
 mod vm_places;
 mod vm_work;

@@ -374,6 +374,11 @@ impl Pipeline {
         Resolved { state, vm, tid, thread_name, time, allocation, wait, turn, entry, trace, request, frames }
     }
 
+    /// Looks for trace IDs of requests, too: in this variable of nginx, or in those that are known to have some.
+    pub fn find_trace_ids(&mut self, variable: Option<&str>) {
+        self.requests.find_trace_ids(variable, &mut self.namer);
+    }
+
     /// Turns request labels off.
     pub fn leave_requests(&mut self) {
         self.requests = RequestLabeller::off(&self.process);

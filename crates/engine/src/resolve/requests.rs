@@ -8,7 +8,7 @@ use lj_trace_common::ended_request::EndedRequest;
 use lj_trace_common::event::RecordKind;
 use lj_trace_common::fiber::FiberLayout;
 use lj_trace_common::memory::ReadMemory as _;
-use lj_trace_common::request::{RequestLayout, RequestMarks};
+use lj_trace_common::request::{RequestLayout, RequestMarks, RequestState};
 use lj_trace_luajit::Vm;
 use lj_trace_probes::sample::Sample;
 use lj_trace_process::{Process, ProcessMemory};
@@ -16,7 +16,7 @@ use lj_trace_profile::Frame;
 use lj_trace_profile::model::{RequestKey, RequestLabels};
 use lj_trace_requests::{
     Circumstances, FiberCircumstances, Fibers, RequestOutcome, Requests, RouteOutcome, RunningFiber, ServedRequest,
-    count_calls,
+    TraceIdOutcome, count_calls,
 };
 use lj_trace_text::counted;
 use lj_trace_unwind::{NativeFrame, NativeStack};
@@ -24,6 +24,7 @@ use lj_trace_unwind::{NativeFrame, NativeStack};
 use super::naming::Namer;
 use super::plugins::Plugins;
 use super::routes::{ProcessRoutes, code_around};
+use super::trace_ids::{ProcessTraceIds, TraceIdTally};
 
 /// What is known about the request of a sample.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +39,8 @@ pub struct SampleRequest {
     pub is_route_unknown: bool,
     /// Whether a plugin may run that is not known.
     pub is_plugin_unknown: bool,
+    /// Whether the request may have a trace ID that is not known.
+    pub is_trace_id_unknown: bool,
     /// The frame to group the sample by, if samples are grouped.
     pub group: Option<Frame>,
 }
@@ -49,6 +52,7 @@ impl SampleRequest {
             Some(Some(value)) => Arc::clone(value),
             Some(None) if key == RequestKey::Route && self.is_route_unknown => "[route not known]".into(),
             Some(None) if key == RequestKey::Plugin && self.is_plugin_unknown => "[plugin not known]".into(),
+            Some(None) if key == RequestKey::TraceId && self.is_trace_id_unknown => "[trace_id not known]".into(),
             Some(None) => format!("[no {key}]").into(),
             None => {
                 let what = if key == RequestKey::Fiber { "fiber" } else { "request" };
@@ -94,6 +98,8 @@ pub struct RequestTally {
     pub unknown_routes: BTreeMap<String, u64>,
     /// Why routes are not known; [`None`] if they are.
     pub no_routes: Option<&'static str>,
+    /// Trace IDs; [`None`] if nobody has asked for them.
+    pub trace_ids: Option<TraceIdTally>,
 }
 
 impl RequestTally {
@@ -109,6 +115,12 @@ impl RequestTally {
         for (own, others) in [(&mut self.unknown, other.unknown), (&mut self.unknown_routes, other.unknown_routes)] {
             for (reason, count) in others {
                 *own.entry(reason).or_default() += count;
+            }
+        }
+        if let Some(other) = other.trace_ids {
+            match &mut self.trace_ids {
+                Some(own) => own.add(other),
+                none => *none = Some(other),
             }
         }
         self.no_routes = self.no_routes.or(other.no_routes);
@@ -147,6 +159,9 @@ impl RequestTally {
         }
         for (reason, count) in &self.unknown_routes {
             writeln!(out, "  {:<18} {}: {reason}", "route not known", share(*count))?;
+        }
+        if let Some(trace_ids) = &self.trace_ids {
+            trace_ids.write_counts(share, out)?;
         }
         self.no_fibers.map_or(Ok(()), |why| writeln!(out, "  no fibers          {why}"))?;
         self.no_routes.map_or(Ok(()), |why| writeln!(out, "  no routes          {why}"))?;
@@ -199,6 +214,8 @@ pub struct RequestLabeller {
     requests: Requests,
     routes: ProcessRoutes,
     plugins: Plugins,
+    /// Trace IDs; [`None`] if nobody has asked for them.
+    trace_ids: Option<ProcessTraceIds>,
     fibers: Fibers,
     /// The code of the functions that change a fiber's name.
     naming: Vec<Range<u64>>,
@@ -237,12 +254,20 @@ impl RequestLabeller {
             requests: Requests::default(),
             routes: ProcessRoutes::default(),
             plugins: Plugins::default(),
+            trace_ids: None,
             fibers: Fibers::default(),
             naming: Vec::new(),
             ending: None,
             tally: RequestTally::default(),
             news: None,
             is_off: false,
+        }
+    }
+
+    /// Looks for trace IDs, too: in this variable of nginx, or in those that are known to have some.
+    pub fn find_trace_ids(&mut self, variable: Option<&str>, namer: &mut Namer) {
+        if !self.is_off {
+            self.trace_ids = Some(ProcessTraceIds::of_variable(variable, namer));
         }
     }
 
@@ -313,13 +338,14 @@ impl RequestLabeller {
     /// One more VM whose requests may have routes.
     fn see_routes(&mut self, vm: &Vm, namer: &mut Namer) {
         self.routes.see_vm(&self.process, vm, &self.requests.layout(), |name| namer.function(name));
-        self.tell_routes();
+        self.tell_layout();
     }
 
-    /// Has the kernel half told where routes are, or that this is not known.
-    fn tell_routes(&mut self) {
+    /// Has the kernel half told where routes and trace IDs are, or that this is not known.
+    fn tell_layout(&mut self) {
         let routes = self.routes.layout().unwrap_or_default();
-        self.news = Some(LabelLayout::Requests(RequestLayout { routes, ..self.requests.layout() }));
+        let trace_ids = self.trace_ids.as_ref().map(ProcessTraceIds::layout).unwrap_or_default();
+        self.news = Some(LabelLayout::Requests(RequestLayout { routes, trace_ids, ..self.requests.layout() }));
     }
 
     /// Tries again to find what was not found before, because the program may not have been ready.
@@ -328,7 +354,7 @@ impl RequestLabeller {
             self.news = self.fibers.layout().map(LabelLayout::Fibers);
         }
         if self.routes.look_again(&self.process, &self.memory) {
-            self.tell_routes();
+            self.tell_layout();
         }
     }
 
@@ -340,6 +366,7 @@ impl RequestLabeller {
     /// The tally of all samples.
     pub fn tally(&self) -> RequestTally {
         let (requests, fibers) = (&self.requests, &self.fibers);
+        let trace_ids = self.trace_ids.as_ref().map(ProcessTraceIds::tally);
         RequestTally {
             is_wanted: requests.is_wanted() || fibers.are_there(),
             are_fibers: fibers.are_there(),
@@ -347,6 +374,7 @@ impl RequestLabeller {
             no_routes: self.routes.why_not(),
             no_phases: requests.no_phases(),
             no_fibers: fibers.why_not(),
+            trace_ids,
             ..self.tally.clone()
         }
     }
@@ -368,6 +396,13 @@ impl RequestLabeller {
             let mut outcome = self.requests.resolve(&self.memory, &sample.header.request, circumstances);
             if let RequestOutcome::Found(served) = &mut outcome {
                 served.route = self.routes.of_sample(&self.memory, vm, sample, native);
+                if let Some(trace_ids) = &mut self.trace_ids {
+                    let marks = &sample.header.trace_id;
+                    served.trace_id = trace_ids.of_sample(marks, native, sample.weight());
+                    if trace_ids.learn_once_in_a_while(&self.memory, sample.header.request.request) {
+                        self.tell_layout();
+                    }
+                }
             }
             outcome
         } else {
@@ -390,17 +425,41 @@ impl RequestLabeller {
             let outcome = self.fiber_of_coroutine(vm, thread);
             return self.count(outcome, 1);
         }
+        let marks = self.marks_of_coroutine(vm, thread);
+        let circumstances = Circumstances { on_main_thread: thread == vm.main_thread, runs_lua };
+        let mut outcome = self.requests.resolve(&self.memory, &marks, circumstances);
+        if let RequestOutcome::Found(served) = &mut outcome {
+            served.route = self.routes.of_waiting(&self.memory, vm, &self.requests.layout(), marks.request);
+            if let Some(trace_ids) = &mut self.trace_ids {
+                served.trace_id = trace_ids.of_waiting(&self.memory, marks.request);
+            }
+        }
+        self.count(outcome, 1)
+    }
+
+    /// What the memory tells of the request of a suspended coroutine.
+    fn marks_of_coroutine(&self, vm: &Vm, thread: u64) -> RequestMarks {
         let mut marks = RequestMarks::default();
         if self.requests.is_wanted() {
             marks.see(&self.memory, &vm.config(), thread, true);
             marks.follow(&self.memory, &self.requests.layout());
         }
-        let circumstances = Circumstances { on_main_thread: thread == vm.main_thread, runs_lua };
-        let mut outcome = self.requests.resolve(&self.memory, &marks, circumstances);
-        if let RequestOutcome::Found(served) = &mut outcome {
-            served.route = self.routes.of_waiting(&self.memory, vm, &self.requests.layout(), marks.request);
+        marks
+    }
+
+    /// Learns from the requests of suspended coroutines where requests have their trace IDs, if that is still to be learned.
+    pub fn learn_from(&mut self, vm: &Vm, threads: impl Iterator<Item = u64>) {
+        /// Each takes some 0.1 ms.
+        const MOST: usize = 32;
+        for thread in threads.take(MOST) {
+            if self.trace_ids.as_ref().is_none_or(ProcessTraceIds::is_settled) {
+                return;
+            }
+            let marks = self.marks_of_coroutine(vm, thread);
+            if let Some(trace_ids) = self.trace_ids.as_mut().filter(|_| marks.state == RequestState::Found as u32) {
+                trace_ids.learn(&self.memory, marks.request);
+            }
         }
-        self.count(outcome, 1)
     }
 
     /// The fiber that a suspended coroutine waits in: its C frame is in the fiber's stack.
@@ -432,8 +491,10 @@ impl RequestLabeller {
             RequestOutcome::Found(request) => {
                 self.tally.found += weight;
                 let is_route_unknown = self.count_route(&request.route, weight);
+                let is_trace_id_unknown = matches!(request.trace_id, TraceIdOutcome::Not(_));
                 let fiber_id = request.fiber.as_ref().map(|fiber| fiber.id);
-                SampleRequest { labels: labels(request), fiber_id, is_route_unknown, ..SampleRequest::default() }
+                let labels = labels(request);
+                SampleRequest { labels, fiber_id, is_route_unknown, is_trace_id_unknown, ..SampleRequest::default() }
             }
         }
     }
@@ -455,7 +516,7 @@ impl RequestLabeller {
 
 /// The labels of a request.
 pub(crate) fn labels(request: ServedRequest) -> Option<RequestLabels> {
-    let ServedRequest { phase, location, server, route, fiber } = request;
+    let ServedRequest { phase, location, server, route, trace_id, fiber } = request;
     let phase = phase.map(|phase| (RequestKey::Phase, phase.name().into()));
     let location = location.map(|name| (RequestKey::Location, name));
     let server = server.map(|name| (RequestKey::Server, name));
@@ -463,8 +524,12 @@ pub(crate) fn labels(request: ServedRequest) -> Option<RequestLabels> {
         RouteOutcome::Found(name) => Some((RequestKey::Route, name)),
         RouteOutcome::NotLooked | RouteOutcome::NoRoute | RouteOutcome::Not(_) => None,
     };
+    let trace_id = match trace_id {
+        TraceIdOutcome::Found(id) => Some((RequestKey::TraceId, id)),
+        TraceIdOutcome::NotLooked | TraceIdOutcome::NotSet | TraceIdOutcome::Not(_) => None,
+    };
     let fiber = fiber.map(|RunningFiber { name, .. }| (RequestKey::Fiber, name));
-    RequestLabels::new([location, route, phase, server, fiber].into_iter().flatten())
+    RequestLabels::new([location, route, phase, server, trace_id, fiber].into_iter().flatten())
 }
 
 #[cfg(test)]

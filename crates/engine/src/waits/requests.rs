@@ -30,11 +30,17 @@ pub struct WaitGroup {
 impl WaitRequests {
     /// Request data as the options ask for it; [`None`] if they do not.
     pub fn asked(options: &Options, process: &Process, vms: &[Vm], names: &mut WaitNames) -> Option<Self> {
-        options.wants_requests().then(|| Self {
-            labeller: RequestLabeller::new(process, vms, names.namer()),
-            group_by: options.group_by,
-            only: options.only_requests.clone(),
-            wants_plugins: options.asks_for(RequestKey::Plugin),
+        options.wants_requests().then(|| {
+            let mut labeller = RequestLabeller::new(process, vms, names.namer());
+            if options.asks_for(RequestKey::TraceId) {
+                labeller.find_trace_ids(options.trace_variable.as_deref(), names.namer());
+            }
+            Self {
+                labeller,
+                group_by: options.group_by,
+                only: options.only_requests.clone(),
+                wants_plugins: options.asks_for(RequestKey::Plugin),
+            }
         })
     }
 
@@ -46,6 +52,11 @@ impl WaitRequests {
     /// Tries again to find what was not found before.
     pub fn look_again(&mut self) {
         self.labeller.look_again();
+    }
+
+    /// Learns from these coroutines, before the first of them is looked for.
+    pub fn learn_from(&mut self, vm: &Vm, threads: impl Iterator<Item = u64>) {
+        self.labeller.learn_from(vm, threads);
     }
 
     /// The request data of a coroutine. `runs_lua` says whether its stack has Lua functions, and `frames` names these, from the

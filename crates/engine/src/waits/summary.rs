@@ -105,4 +105,7 @@ fn write_requests(text: &mut String, requests: &RequestTally) {
         }
         false => writeln!(text, "no requests: {}", requests.why_none("sample").unwrap_or_default()),
     };
+    if let Some(why) = requests.trace_ids.as_ref().filter(|_| *is_wanted).and_then(|ids| ids.why_none("wait")) {
+        let _ = writeln!(text, "no trace IDs: {why}");
+    }
 }

@@ -46,6 +46,9 @@ impl CoroutineLooks {
         // What they waited for at the last look is outdated.
         let walked: HashSet<u64> = moved.iter().map(|&index| self.known[index].address).collect();
         self.links.retain(|_, parent| !walked.contains(parent));
+        if let Some(requests) = looking.requests.as_mut() {
+            requests.learn_from(&self.vm, moved.iter().map(|&index| self.known[index].address));
+        }
         let began = ClockId::THIS_THREAD.read().unwrap_or_default();
         for some in moved.chunks(TOGETHER) {
             let threads: Vec<u64> = some.iter().map(|&index| self.known[index].address).collect();

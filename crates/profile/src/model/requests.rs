@@ -17,13 +17,17 @@ pub enum RequestKey {
     Phase,
     /// The server of nginx's configuration, by the first of its names
     Server,
+    /// The trace ID of the request, as a variable of nginx has it: see --trace-ids
+    #[cfg_attr(feature = "clap", value(name = "trace_id"))]
+    TraceId,
     /// The fiber of Tarantool, by its name
     Fiber,
 }
 
 impl RequestKey {
     /// All kinds, in the order in which labels have them.
-    pub const ALL: [Self; 6] = [Self::Location, Self::Route, Self::Plugin, Self::Phase, Self::Server, Self::Fiber];
+    pub const ALL: [Self; 7] =
+        [Self::Location, Self::Route, Self::Plugin, Self::Phase, Self::Server, Self::TraceId, Self::Fiber];
 
     /// Its name, the same in all formats.
     pub const fn name(self) -> &'static str {
@@ -33,6 +37,7 @@ impl RequestKey {
             Self::Plugin => "plugin",
             Self::Phase => "phase",
             Self::Server => "server",
+            Self::TraceId => "trace_id",
             Self::Fiber => "fiber",
         }
     }
@@ -49,7 +54,8 @@ impl fmt::Display for RequestKey {
     }
 }
 
-/// The labels of a request: at most one of each kind. Each kind has a bounded number of values.
+/// The labels of a request: at most one of each kind. Each kind has a bounded number of values; only of trace IDs there may be many,
+/// and only if the user asks for them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestLabels(Arc<[(RequestKey, Arc<str>)]>);
 

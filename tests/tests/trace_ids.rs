@@ -1,0 +1,134 @@
+//! Samples have the trace IDs of their requests, or are marked.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::folded::Folded;
+use lj_trace_tests::nginx::Nginx;
+use lj_trace_tests::requests::Checked;
+use lj_trace_tests::traced_requests::{IdSource, TracedSite};
+use lj_trace_tests::tracer::{Outcome, Tracer};
+
+/// Records a process, its stacks grouped by trace ID.
+fn record(pid: u32, source: IdSource, seconds: u64, folder: &Path) -> Result<(Folded, Outcome)> {
+    let file = folder.join("traced.folded");
+    let (pid, output, time) = (pid.to_string(), file.display().to_string(), format!("{seconds}s"));
+    let whom = ["--pid", &pid, "--duration", &time, "--output", &output, source.option(), "--group-by", "trace_id"];
+    let outcome = Tracer::start(whom.iter().chain(&["--rate", "1499", "--no-limit", "--force", "-v"]))?
+        .wait_for(Duration::from_secs(seconds + 60))?;
+    outcome.expect(0, &[]);
+    Ok((Folded::parse(&std::fs::read_to_string(file)?)?, outcome))
+}
+
+/// Records an nginx of this seed; gives how many samples are right, and how many marked.
+fn check(source: IdSource, seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> {
+    let Some((nginx, site)) = TracedSite::start(source, seed)? else { return Ok(None) };
+    let requests = site.load(&nginx, seed);
+    let folder = tempfile::tempdir()?;
+    let (folded, outcome) = record(nginx.workers()[0], source, seconds, folder.path())?;
+    let Checked { right, unknown, others, wrong, labels } = site.check(&folded)?;
+    let ids = labels.keys().filter(|label| !label.starts_with('[')).count();
+    let unknown_lines = outcome.stderr.lines().filter(|line| line.contains("not known")).collect::<Vec<_>>().join("\n");
+    println!(
+        "{source:?}, seed {seed}: {right} right, {unknown} marked, {others} elsewhere, {ids} IDs\n{unknown_lines}"
+    );
+    ensure!(wrong.is_empty(), "{source:?}, seed {seed}: {}\n{}", wrong.join("\n"), outcome.stderr);
+    ensure!(requests.answers() > 10, "seed {seed}: hardly a request was answered: {}", nginx.log());
+    ensure!(right > unknown * 5 && ids > 20, "{}\n{}", outcome.stderr, nginx.log());
+    ensure!(outcome.stderr.lines().any(|line| line.trim_start().starts_with("trace ID known")), "{}", outcome.stderr);
+    Ok(Some([right, unknown]))
+}
+
+#[test]
+fn trace_ids_are_those_of_the_requests() -> Result<()> {
+    for source in IdSource::ALL {
+        check(source, 1, 3)?;
+    }
+    Ok(())
+}
+
+/// As many random configurations as `LJ_TRACE_REQUEST_SEEDS` says.
+#[test]
+#[ignore = "takes some minutes"]
+fn trace_ids_of_many_configurations() -> Result<()> {
+    let seeds = std::env::var("LJ_TRACE_REQUEST_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(20);
+    let (mut right, mut unknown) = (0, 0);
+    for seed in 100..100 + seeds {
+        let source = IdSource::ALL[seed as usize % IdSource::ALL.len()];
+        let Some([of_seed, marked]) = check(source, seed, 5)? else { return Ok(()) };
+        (right, unknown) = (right + of_seed, unknown + marked);
+        println!("so far: {right} right, {unknown} marked, 0 wrong");
+    }
+    Ok(())
+}
+
+/// What a recording tells of a server that answers with `content`.
+fn told(http: &str, options: &[&str]) -> Result<Option<(String, Nginx)>> {
+    let nginx = Nginx::configured(|_, listen| {
+        Ok(format!(
+            "{http} server {{ listen {listen}; location / {{
+                 content_by_lua_block {{
+                     local x = 0 for i = 1, 2e5 do x = x + math.sin(i) end
+                     ngx.sleep(0.05) ngx.say(x)
+                 }}
+             }} }}\n"
+        ))
+    })?;
+    let Some(nginx) = nginx else { return Ok(None) };
+    let pid = nginx.workers()[0].to_string();
+    let socket = nginx.socket();
+    let requests = lj_trace_tests::requests::Requests::start(vec!["/".to_owned()], &socket, 1);
+    let outcome = Tracer::start(["--pid", &pid, "--duration", "2s", "--force"].iter().chain(options))?.wait()?;
+    drop(requests);
+    Ok(Some((outcome.stderr, nginx)))
+}
+
+#[test]
+fn what_has_no_ids_says_why() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("a.folded").display().to_string();
+    let id = "log_format traced '$request_id';";
+    let cases: [(&str, &[&str], &str); 4] = [
+        ("", &["--trace-ids", "-o", &file], "configuration uses no variable $opentelemetry_trace_id, $otel_trace_id"),
+        (id, &["--trace-ids=$elsewhere", "-o", &file], "configuration uses no variable $elsewhere"),
+        (id, &["--group-by", "trace_id", "-o", &file], "something needs it"),
+        (id, &["--mode", "memprof", "--group-by", "trace_id", "-o", &file], "memory profiles do not know of trace IDs"),
+    ];
+    for (http, options, reason) in cases {
+        let Some((stderr, nginx)) = told(http, options)? else { return Ok(()) };
+        ensure!(stderr.contains(reason), "{options:?}: {stderr}\n{}", nginx.log());
+    }
+    Ok(())
+}
+
+/// Waits have them, too.
+#[test]
+fn a_waiting_request_is_found_by_its_id() -> Result<()> {
+    let nginx = Nginx::configured(|_, listen| {
+        Ok(format!(
+            "server {{ listen {listen}; set $kong_request_id $request_id; location / {{
+                 content_by_lua_block {{ ngx.log(ngx.ERR, 'id ', ngx.var.kong_request_id) ngx.sleep(4) ngx.say('x') }}
+             }} }}\n"
+        ))
+    })?;
+    let Some(nginx) = nginx else { return Ok(()) };
+    let pid = nginx.workers()[0].to_string();
+    let requests: Vec<_> =
+        (0..3).map(|_| lj_trace_tests::requests::Requests::start(vec!["/".to_owned()], &nginx.socket(), 1)).collect();
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("waits.folded").display().to_string();
+    let options = ["--mode", "waits", "--interval", "200ms", "--group-by", "trace_id", "--duration", "3s", "-o", &file];
+    let outcome = Tracer::start(["--pid", &pid].iter().chain(&options))?.wait()?;
+    outcome.expect(0, &[]);
+    drop(requests);
+    let folded = Folded::parse(&std::fs::read_to_string(&file)?)?;
+    let log = nginx.log();
+    let ids: Vec<&str> = folded.stacks.iter().filter_map(|stack| Some(stack.frames.first()?.as_str())).collect();
+    let known: Vec<&&str> = ids.iter().filter(|id| !id.starts_with('[')).collect();
+    ensure!(!known.is_empty(), "{ids:?}\n{}", outcome.stderr);
+    for id in known {
+        let _ = log.find(&format!("id {id}")).with_context(|| format!("{id}\n{log}"))?;
+    }
+    Ok(())
+}
