@@ -119,4 +119,14 @@ mod tests {
         read(&memory, std::slice::from_ref(&(0..PAGE as u64 * 4)), |_, _| nothing = false);
         assert!(nothing);
     }
+
+    #[test]
+    fn a_process_that_has_exited_is_left() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let began = std::time::Instant::now();
+        // Page by page, this would take minutes.
+        read(&ProcessMemory::new(child.id()), std::slice::from_ref(&(0x1000..1 << 41)), |_, _| panic!("it has memory"));
+        assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
+    }
 }

@@ -203,7 +203,7 @@ impl<'m, M: ReadMemory> Hostile<'m, M> {
             Fill::Word(word) => word,
             Fill::Itself => at,
             Fill::Next(distance, kind) => {
-                if at % 16 == 0 {
+                if at.is_multiple_of(16) {
                     at.wrapping_add(distance)
                 } else {
                     kind
