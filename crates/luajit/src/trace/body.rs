@@ -148,7 +148,7 @@ mod tests {
     use crate::machine::InterpreterText;
     use crate::testing::hostile::{Harm, Hostile, Random};
     use crate::testing::{Saved, x64_layout};
-    use crate::trace::ir::Numbering;
+    use crate::trace::ir::{IrOp, Numbering};
     use crate::trace::{Sought, Traces};
     use lj_trace_common::layout::gct;
     use lj_trace_common::trace::TraceIdentity;
@@ -164,7 +164,7 @@ mod tests {
     const CONSTANTS: u32 = 40;
     const INSTRUCTIONS: u32 = 40;
 
-    /// A VM with one trace. Its intermediate code is random, but has small numbers as constants.
+    /// A VM with one trace. Its instructions do nothing, and its constants are small numbers.
     fn with_a_trace(random: &mut Random) -> (Saved, Vm) {
         let layout = x64_layout("2.1b3", "x64gc64");
         let text = InterpreterText { range: 0..0, exact: true, edges: lj_trace_unwind::vm_edges::Edges::default() };
@@ -185,22 +185,26 @@ mod tests {
         half(layout.tr_nk, first);
         half(layout.tr_nins, u32::from(BIAS) + INSTRUCTIONS);
         half(layout.tr_szmcode, 64);
-        half(layout.tr_nsnapmap, 32);
+        let is_short = layout.sizeof_snap == 8;
+        memory.put(field(TRACE, layout.tr_nsnapmap), &32_u32.to_le_bytes()[..if is_short { 2 } else { 4 }]);
         memory.put(field(TRACE, layout.tr_nsnap), &4_u16.to_le_bytes());
         memory.put(field(TRACE, layout.tr_traceno), &1_u16.to_le_bytes());
+        // Instructions with any operands.
+        let is_nop = |number: &u8| Numbering::ALL[0].opcode(*number).is_some_and(|opcode| opcode.op == IrOp::NOP);
+        let number = u64::from((0..u8::MAX).find(is_nop).unwrap());
         for at in 0..u64::from(CONSTANTS + INSTRUCTIONS) {
-            let number = random.below(1 << 10);
-            let word = if at < u64::from(CONSTANTS) { number } else { number << 40 | random.below(u64::MAX) >> 24 };
+            let operands = random.below(1 << 32);
+            let word = if at < u64::from(CONSTANTS) { operands % 1024 } else { number << 40 | operands };
             memory.put(CODE + 8 * at, &word.to_le_bytes());
         }
         for (number, at) in (0_u32..4).zip((SNAPSHOTS..).step_by(layout.sizeof_snap.into())) {
             memory.put(at, &(8 * number).to_le_bytes());
-            memory.put(at + 4, &(BIAS + 8 * number as u16).to_le_bytes());
+            memory.put(at + if is_short { 2 } else { 4 }, &(BIAS + 8 * number as u16).to_le_bytes());
             memory.put(field(at, layout.snap_nent), &[5]);
         }
         for entry in 0..32 {
             let constant = u32::from(BIAS) - 1 - random.below(CONSTANTS.into()) as u32;
-            memory.put(MAP + 4 * u64::from(entry), &(entry % 8 << 24 | constant).to_le_bytes());
+            memory.put(MAP + 4 * u64::from(entry), &((entry % 8) << 24 | constant).to_le_bytes());
         }
         (memory, vm)
     }
