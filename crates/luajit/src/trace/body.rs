@@ -166,7 +166,8 @@ mod tests {
 
     /// A VM with one trace. Its instructions do nothing, and its constants are small numbers.
     fn with_a_trace(random: &mut Random) -> (Saved, Vm) {
-        let layout = x64_layout("2.1b3", "x64gc64");
+        // Snapshots of 8 and of 12 bytes.
+        let layout = x64_layout(["2.1b3", "Debian"][random.below(2) as usize], "x64gc64");
         let text = InterpreterText { range: 0..0, exact: true, edges: lj_trace_unwind::vm_edges::Edges::default() };
         let vm = Vm { global: GLOBAL, main_thread: 0, layout, builds: Vec::new(), undecided: Vec::new(), text };
         let mut memory = Saved::new(GLOBAL, vec![0; 0x4000]);
@@ -218,6 +219,9 @@ mod tests {
             let trace = trace_at(&memory, &vm, TRACE).unwrap();
             let body = TraceBody::read(&memory, &vm, trace.clone());
             assert_eq!(body.as_ref().map(|body| body.snapshots.len()), Ok(4));
+            let mut odd = memory.clone();
+            odd.put(SNAPSHOTS + 3 * u64::from(vm.layout.sizeof_snap), &u32::MAX.to_le_bytes());
+            assert_eq!(TraceBody::read(&odd, &vm, trace.clone()), Err(BodyError::Malformed));
             let harm = Harm::some(&mut random, 40);
             let hostile = Hostile::new(&memory, harm, seed, 1 << 18);
             if let Ok(found) = TraceBody::read(&hostile, &vm, trace)

@@ -176,16 +176,3 @@ fn functions_without_an_end_end_the_search_for_users() {
     assert_eq!(found.names.get(&place(1)).map(|used| used.name.as_str()), Some("up"));
     assert!(endless.reads.get() > 1000);
 }
-
-#[test]
-fn large_prototypes_cost_more_than_small_ones() {
-    let used = |size: u32| {
-        let (mut memory, vm) = vm_with(&NESTED, |number| number + 1);
-        memory.put(field(place(1), vm.layout.pt_sizept), &size.to_le_bytes());
-        let mut budget = PLENTY;
-        ParentSearch::default().parent(&memory, &vm, &key(&memory, &vm, 4), &mut budget);
-        PLENTY - budget
-    };
-    // It is larger than its memory, but that is known only after it was read. Each walk meets it.
-    assert!(used(64 << 20) >= used(0x100) + (64 << 20) / 4096);
-}
