@@ -197,6 +197,11 @@ impl<'a, M: ReadSome> Scales<'a, M> {
         Self { blocks, shape, ctypes: (table, count.into()), limit, payloads: Default::default() }
     }
 
+    /// The size that no object exceeds, in bytes.
+    pub const fn limit(&self) -> u64 {
+        self.limit
+    }
+
     /// The type and size of an object; [`None`] if its fields cannot belong to an object.
     pub fn measure(&self, object: &Header) -> Option<Measured> {
         let s = &self.shape;
@@ -249,7 +254,7 @@ impl<'a, M: ReadSome> Scales<'a, M> {
         let s = &self.shape;
         let length = u64::from(object.u32(s.udata_len())?);
         let buffer = self.buffer(object).map_or(0, |(start, end)| end.saturating_sub(start));
-        Some(s.userdata + length + buffer)
+        Some((s.userdata + length).saturating_add(buffer))
     }
 
     /// The block of a string buffer.
@@ -297,7 +302,7 @@ impl<'a, M: ReadSome> Scales<'a, M> {
                 return None;
             }
             let entry = self.ctypes.0.wrapping_add(self.shape.ctype * u64::from(number));
-            let [info, size]: [u32; 2] = [self.blocks.read(entry).ok()?, self.blocks.read(entry + 4).ok()?];
+            let [info, size]: [u32; 2] = [self.blocks.read(entry).ok()?, self.blocks.read(entry.wrapping_add(4)).ok()?];
             match info >> 28 {
                 ATTRIBUTE => number = info & 0xffff,
                 kind if kind <= LAST_WITH_SIZE => return Some(size.into()),

@@ -96,8 +96,8 @@ fn c_type_hash<M: ReadSome>(blocks: &Blocks<M>, shape: &Shape, state: u64) -> Op
         .map_while(|number| {
             // CType: info, size, sib, next.
             let at = table.wrapping_add(shape.ctype * number);
-            let [info, size]: [u32; 2] = [blocks.read(at).ok()?, blocks.read(at + 4).ok()?];
-            Some((info, size, blocks.read::<u16>(at + 10).ok()?))
+            let [info, size]: [u32; 2] = [blocks.read(at).ok()?, blocks.read(at.wrapping_add(4)).ok()?];
+            Some((info, size, blocks.read::<u16>(at.wrapping_add(10)).ok()?))
         })
         .collect();
     let leads_to = |hash: u64, number: u32| {

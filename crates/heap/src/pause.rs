@@ -143,6 +143,10 @@ impl Paused {
             if !found_more {
                 return Ok(Some(paused));
             }
+            // Each thread may stop at once, and another one start meanwhile.
+            if paused.elapsed() > limit {
+                return Ok(None);
+            }
         }
     }
 

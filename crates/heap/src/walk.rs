@@ -22,7 +22,7 @@ use super::blocks::{Blocks, ReadSome};
 use super::edges::{Edge, ObjectEdges, Step};
 use super::index::{GARBAGE, Index, NO_PATH, NO_PLACE, UNREACHED};
 use super::labels::{Locals, StepLabels};
-use super::object::{Header, Kind, Scales};
+use super::object::{Header, Kind, Measured, Scales};
 use super::paths::{HeldSum, PathId, Paths};
 use super::pending::{PathOrder, Pending, PendingLevel};
 
@@ -31,6 +31,15 @@ const WORTH_A_BLOCK: usize = 6;
 
 /// The most objects without references to keep until their level is done.
 const MAX_LEAVES: usize = 1 << 21;
+
+/// The most bytes that all objects have together: twice what the index has numbers for.
+const MAX_BYTES: u64 = 64 << 30;
+
+/// The most userdata that await their finalizers.
+const MAX_AWAITING: usize = 1 << 20;
+
+/// The most chains of the table of strings (`LJ_MAX_STRTAB`).
+const MAX_CHAINS: u64 = 1 << 26;
 
 /// The number of objects between two reports of progress.
 const OBJECTS_PER_LOOK: u64 = 1 << 14;
@@ -72,9 +81,18 @@ pub struct Walked<'a> {
     pub index: Index<'a>,
     /// The roots of the walk.
     pub roots: Vec<Root>,
+    /// How many bytes the objects may have that are still to come. Without a limit, many objects could share one large part,
+    /// which would be read for each of them.
+    left: u64,
 }
 
 impl Walked<'_> {
+    /// Takes the bytes of an object from those that are left; [`None`] if these are too few.
+    fn spend(&mut self, measured: Measured) -> Option<Measured> {
+        self.left = self.left.checked_sub(measured.bytes)?;
+        Some(measured)
+    }
+
     /// Counts a live object; [`None`] if there is no object, or an object of another type.
     fn take<M: ReadSome>(
         &mut self,
@@ -86,7 +104,8 @@ impl Walked<'_> {
     ) -> Option<(Header, Kind)> {
         let object = Header::read(blocks, shape, address);
         let object = object.filter(|object| pending.gct() == 0 || object.gct(shape) == Some(pending.gct()));
-        let Some((object, measured)) = object.and_then(|object| Some((object, scales.measure(&object)?))) else {
+        let measured = object.and_then(|object| Some((object, self.spend(scales.measure(&object)?)?)));
+        let Some((object, measured)) = measured else {
             self.torn.references += 1;
             // This is part of the VM's block and not an object, so no list has to contain it.
             self.index.list(pending.place);
@@ -167,8 +186,11 @@ impl<'a, M: ReadSome> Walker<'a, M> {
             torn: Torn::default(),
             index: Index::new(maps, keeps_paths),
             roots: Vec::new(),
+            left: 0,
         };
         let (scales, edges) = (Scales::new(blocks, shape, vm.global), ObjectEdges::new(blocks, shape, vm.global));
+        // In a heap that is not stopped, some objects may be seen twice.
+        let found = Walked { left: scales.limit().saturating_mul(2).min(MAX_BYTES), ..found };
         Self {
             vm,
             shape,
@@ -226,16 +248,16 @@ impl<'a, M: ReadSome> Walker<'a, M> {
         // A ring of userdata that await their finalizers.
         let last = reference(global.wrapping_add(s.mmudata()));
         let mut at = last;
-        for _ in 0..1 << 24 {
-            if at == 0 {
+        let mut is_ring = last == 0;
+        for _ in 0..MAX_AWAITING {
+            if at == 0 || is_ring {
                 break;
             }
             at = reference(at);
             root("awaiting finalization", at);
-            if at == last {
-                break;
-            }
+            is_ring = at == last;
         }
+        self.found.torn.links += u64::from(!is_ring);
         roots.retain(|root: &Root| root.object != 0);
         let mut paths: Vec<(&str, PathId)> = Vec::new();
         for (number, root) in roots.iter().enumerate() {
@@ -341,7 +363,12 @@ impl<'a, M: ReadSome> Walker<'a, M> {
         let table = self.blocks.read_ref(s.gc64(), field(self.vm.global, l.g_str_tab)).unwrap_or(0);
         let mask: u32 = self.blocks.read(field(self.vm.global, l.g_str_mask)).unwrap_or(0);
         let mut buffer = vec![0; 1 << 14];
-        let size = (u64::from(mask) + 1) * s.reference;
+        let chains = u64::from(mask) + 1;
+        if chains > MAX_CHAINS {
+            self.found.torn.links += 1;
+            return;
+        }
+        let size = chains * s.reference;
         let mut done = 0;
         while done < size {
             let wanted = (size - done).min(buffer.len() as u64) as usize;
@@ -379,8 +406,8 @@ impl<'a, M: ReadSome> Walker<'a, M> {
                 continue;
             }
             let object = Header::read(self.blocks, &shape, address);
-            let Some((object, measured)) = object.and_then(|object| Some((object, self.scales.measure(&object)?)))
-            else {
+            let measured = object.and_then(|object| Some((object, self.found.spend(self.scales.measure(&object)?)?)));
+            let Some((object, measured)) = measured else {
                 self.found.torn.links += 1;
                 self.found.index.meet(place, UNREACHED, NO_PATH);
                 continue;

@@ -20,12 +20,12 @@
 use std::collections::{HashMap, HashSet};
 
 use lj_trace_common::layout::gct;
-use lj_trace_common::memory::ReadMemory;
+use lj_trace_common::memory::{ReadMemory, Unreadable};
 
 use super::machine::Vm;
 use super::object::{Function, field, read_function, read_string, type_of};
 use super::page_cache::PageCache;
-use super::table::{array_values, hash_entries, metatable};
+use super::table::{self, array_values, hash_entries, metatable};
 use super::value::{self, Value};
 
 /// The names of a VM's built-in functions and registered C functions.
@@ -78,7 +78,7 @@ impl FunctionNames {
     ///
     /// It never fails: what cannot be read (a table that is being resized, a VM without libraries) is missing.
     pub fn read<M: ReadMemory>(memory: &M, vm: &Vm) -> Self {
-        let memory = &PageCache::new(memory);
+        let memory = &PageCache::reading_ahead(memory);
         let mut walk = Walk {
             memory,
             vm,
@@ -86,6 +86,7 @@ impl FunctionNames {
             libraries: HashSet::new(),
             visited: HashSet::new(),
             budget: 65_536,
+            slots: MAX_SLOTS,
         };
         // A running VM may be resizing a table at this moment. The names of the base library tell whether the walk went wrong.
         for _ in 0..3 {
@@ -151,7 +152,12 @@ struct Walk<'a, M> {
     visited: HashSet<u64>,
     /// How many more table entries may be read: programs may register any number of them.
     budget: u32,
+    /// How many more slots of tables may be read, whatever is in them: a program may have any number of large tables.
+    slots: u64,
 }
+
+/// The most slots of tables that are read: 100 MB.
+const MAX_SLOTS: u64 = 1 << 22;
 
 /// How deep tables within a library are walked: `jit.opt.start`, `box.schema.user.grant`.
 const DEPTH: u32 = 3;
@@ -226,12 +232,27 @@ impl<M: ReadMemory> Walk<'_, M> {
         ];
         let width = if self.vm.layout.is_gc64() { 8 } else { 4 };
         let root = field(self.vm.global, self.vm.layout.g_gcroot);
-        let object = |index: u64| self.memory.read_ref(width == 8, root.wrapping_add(width * index)).unwrap_or(0);
-        let gct_of = |address| type_of(self.memory, &self.vm.layout, address).ok();
-        // The metatables follow the names of all metamethods; the number of these depends on the build.
-        let first = (0..32).find(|index| gct_of(object(*index)) != Some(gct::STR)).unwrap_or(0);
+        let object = |index: u64| self.memory.read_ref(width == 8, root.wrapping_add(width * index));
+        // The metatables follow the names of all metamethods; the number of these depends on the build. Where a name cannot be
+        // read, it is not known where they end: the metatables would have each other's names.
+        let mut first = None;
+        for index in 0..32 {
+            match object(index) {
+                Ok(0) => first = Some(index),
+                Ok(address) => match type_of(self.memory, &self.vm.layout, address) {
+                    Ok(gct::STR) => {}
+                    Ok(_) => first = Some(index),
+                    Err(Unreadable) => return,
+                },
+                Err(Unreadable) => return,
+            }
+            if first.is_some() {
+                break;
+            }
+        }
+        let Some(first) = first else { return };
         for (kind, index) in TYPES.iter().zip(first..) {
-            let metatable = object(index);
+            let metatable = object(index).unwrap_or(0);
             if metatable != 0 {
                 self.table(&format!("{kind}:"), metatable, 0);
             }
@@ -260,7 +281,9 @@ impl<M: ReadMemory> Walk<'_, M> {
             }
         }
         // Arrays of functions, such as `package.loaders`.
-        let values = array_values(self.memory, &self.vm.layout, address).unwrap_or_default();
+        let may_read = self.take_slots(address, self.vm.layout.tab_asize);
+        let values = may_read.then(|| array_values(self.memory, &self.vm.layout, address).unwrap_or_default());
+        let values = values.unwrap_or_default();
         for (index, value) in values.iter().enumerate().take(64) {
             self.function(&format!("{library}[{index}]"), library, *value);
         }
@@ -309,9 +332,20 @@ impl<M: ReadMemory> Walk<'_, M> {
         self.memory.read_ref(gc64, globals) == Ok(environment)
     }
 
+    /// Whether a part of a table may be read. The field at this offset tells how large it is.
+    fn take_slots(&mut self, table: u64, size: u16) -> bool {
+        let size: u32 = self.memory.read(field(table, size)).unwrap_or(0);
+        let left = self.slots.checked_sub(u64::from(size).min(table::MAX_SLOTS));
+        self.slots = left.unwrap_or(self.slots);
+        left.is_some()
+    }
+
     /// The entries of a table whose keys are strings, sorted by key.
     fn named_entries(&mut self, address: u64) -> Vec<(String, Value)> {
         let mut named = Vec::new();
+        if !self.take_slots(address, self.vm.layout.tab_hmask) {
+            return named;
+        }
         for (key, value) in hash_entries(self.memory, &self.vm.layout, address).unwrap_or_default() {
             let Value::Object { gct: gct::STR, address } = key else { continue };
             let Some(budget) = self.budget.checked_sub(1) else { break };
@@ -332,6 +366,54 @@ fn table(value: Value) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::InterpreterText;
+    use crate::object::marked_offset;
+    use crate::testing::hostile::{Harm, Hostile};
+    use crate::testing::{Saved, x64_layout};
+
+    /// A VM with five names of metamethods, and a metatable of strings with one function.
+    fn with_a_metatable_of_strings() -> (Saved, Vm) {
+        const GLOBAL: u64 = 0x4000;
+        const OBJECTS: u64 = 0x5000;
+        let layout = x64_layout("2.1b3", "x64gc64");
+        let mut bytes = vec![0_u8; 0x3000];
+        let mut put = |at: u64, word: &[u8]| bytes[(at - GLOBAL) as usize..][..word.len()].copy_from_slice(word);
+        let place = |index: u64| OBJECTS + 0x100 * index;
+        let roots = field(GLOBAL, layout.g_gcroot);
+        // Names, then the metatables of nil, two booleans, light userdata and strings.
+        for index in 0..5 {
+            put(roots + 8 * index, &place(index).to_le_bytes());
+            put(place(index) + marked_offset(true) + 1, &[gct::STR]);
+        }
+        let (table, node, function) = (place(8), place(9), place(10));
+        put(roots + 8 * 9, &table.to_le_bytes());
+        put(table + marked_offset(true) + 1, &[gct::TAB]);
+        put(field(table, layout.tab_node), &node.to_le_bytes());
+        put(node, &(!u64::from(gct::FUNC) << 47 | function).to_le_bytes());
+        put(node + 8, &(!u64::from(gct::STR) << 47 | place(0)).to_le_bytes());
+        put(field(place(0), layout.str_len), &4_u32.to_le_bytes());
+        put(field(place(0), layout.sizeof_str), b"gsub");
+        put(function + marked_offset(true) + 1, &[gct::FUNC]);
+        put(field(function, layout.fn_ffid), &[44]);
+        let text = InterpreterText { range: 0..0, exact: true, edges: lj_trace_unwind::vm_edges::Edges::default() };
+        let vm = Vm { global: GLOBAL, main_thread: 0, layout, builds: Vec::new(), undecided: Vec::new(), text };
+        (Saved::new(GLOBAL, bytes), vm)
+    }
+
+    #[test]
+    fn metatables_never_have_the_names_of_others() {
+        let (memory, vm) = with_a_metatable_of_strings();
+        assert_eq!(FunctionNames::read(&memory, &vm).builtin(44), Some("string:gsub"));
+        let mut found = 0;
+        for seed in 0..500 {
+            let harm = Harm { fails: Some(2 + seed % 8), ..Harm::default() };
+            let names = FunctionNames::read(&Hostile::new(&memory, harm, seed, 10_000), &vm);
+            let name = names.builtin(44);
+            assert!(name.is_none_or(|name| name == "string:gsub"), "{seed}: {name:?}");
+            found += u32::from(name.is_some());
+        }
+        assert!((50..500).contains(&found), "{found}");
+    }
 
     #[test]
     fn infers_what_no_table_holds() {

@@ -36,7 +36,7 @@ fn prototypes_within<M: ReadMemory>(memory: &M, vm: &Vm, reads: usize) -> BTreeS
         if kind == gct::PROTO {
             found.insert(object);
         }
-        true
+        found.len() < MAX_PROTOTYPES
     });
     found
 }
@@ -71,14 +71,17 @@ pub fn all_prototypes<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Al
             if kind == gct::PROTO {
                 found.addresses.insert(object);
             }
-            !found.complete
+            !found.complete && found.addresses.len() < MAX_PROTOTYPES
         });
-        if found.complete || began.elapsed() >= limit {
+        if found.complete || found.addresses.len() >= MAX_PROTOTYPES || began.elapsed() >= limit {
             break;
         }
     }
     found
 }
+
+/// The most prototypes that are listed, because the list needs memory.
+const MAX_PROTOTYPES: usize = 1 << 21;
 
 /// The most coroutines that are listed, because their results need memory.
 const MAX_COROUTINES: usize = 1 << 22;

@@ -34,7 +34,10 @@ pub fn find_strings<M: ReadMemory>(memory: &M, vm: &Vm, texts: &[&str]) -> Vec<O
     for index in 0..=chains.mask {
         // Of a process that has exited, nothing can be read any more.
         let Ok(mut string) = chains.first(&cache, index) else { break };
-        while string != 0 && left > 0 {
+        for _ in 0..LONGEST_CHAIN {
+            if string == 0 || left == 0 {
+                break;
+            }
             left -= 1;
             let Ok(length) = cache.read::<u32>(field(string, layout.str_len)) else { break };
             for (text, place) in texts.iter().zip(&mut found) {
@@ -113,5 +116,85 @@ impl Chains {
         let size = if self.gc64 { 8 } else { 4 };
         let place = self.table.wrapping_add(u64::from(index) * size);
         Ok(memory.read_ref(self.gc64, place)? & !FLAG)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::InterpreterText;
+    use crate::object::marked_offset;
+    use crate::testing::hostile::Hostile;
+    use crate::testing::{Saved, x64_layout};
+
+    const GLOBAL: u64 = 0x4000;
+    const TABLE: u64 = 0x5000;
+    const STRINGS: u64 = 0x6000;
+    const TEXTS: [&str; 4] = ["route", "name", "id", "api_ctx"];
+
+    /// A VM whose table has these chains: each string links to the given one.
+    fn vm_with(mask: u32, next: impl Fn(usize) -> Option<usize>) -> (Saved, Vm) {
+        let layout = x64_layout("2.1b3", "x64gc64");
+        let mut bytes = vec![0_u8; 0x3000];
+        let mut put = |at: u64, word: &[u8]| bytes[(at - GLOBAL) as usize..][..word.len()].copy_from_slice(word);
+        put(field(GLOBAL, layout.g_str_tab), &TABLE.to_le_bytes());
+        put(field(GLOBAL, layout.g_str_mask), &mask.to_le_bytes());
+        for (index, text) in TEXTS.iter().enumerate() {
+            let string = place(index);
+            put(string, &next(index).map_or(0, place).to_le_bytes());
+            put(string + marked_offset(true) + 1, &[gct::STR]);
+            put(field(string, layout.str_len), &(text.len() as u32).to_le_bytes());
+            put(field(string, layout.sizeof_str), text.as_bytes());
+        }
+        // All are in the first chain, whatever their hash is.
+        put(TABLE, &place(0).to_le_bytes());
+        let text = InterpreterText { range: 0..0, exact: true, edges: lj_trace_unwind::vm_edges::Edges::default() };
+        let vm = Vm { global: GLOBAL, main_thread: 0, layout, builds: Vec::new(), undecided: Vec::new(), text };
+        (Saved::new(GLOBAL, bytes), vm)
+    }
+
+    fn place(index: usize) -> u64 {
+        STRINGS + 0x40 * index as u64
+    }
+
+    #[test]
+    fn strings_are_found_in_their_chains() {
+        let (memory, vm) = vm_with(0, |index| (index < 3).then_some(index + 1));
+        let places: Vec<_> = (0..4).map(|index| Some(place(index))).collect();
+        assert_eq!(find_strings(&memory, &vm, &TEXTS), places);
+        assert_eq!(find_strings(&memory, &vm, &["rout", "routes"]), [None, None]);
+    }
+
+    #[test]
+    fn a_string_that_is_in_no_chain_is_gone() {
+        let (memory, vm) = vm_with(0, |index| [Some(1), Some(3), None, None][index]);
+        let there = (0..4).map(|index| has_string(&memory, &vm, place(index))).collect::<Vec<_>>();
+        assert_eq!(there, [Ok(true), Ok(true), Ok(false), Ok(true)]);
+        // Where the chain cannot be read to its end, nothing is known.
+        for reads in 0..8 {
+            let exiting = Hostile::exiting(&memory, reads);
+            let outcome = has_string(&exiting, &vm, place(2));
+            assert!(outcome == Err(Unreadable) || exiting.refused() == 0 && outcome == Ok(false), "{reads}: {outcome:?}");
+        }
+    }
+
+    #[test]
+    fn a_chain_that_is_a_ring_is_left() {
+        for entry in 0..4 {
+            let (memory, vm) = vm_with(3, |index| Some(if index < 3 { index + 1 } else { entry }));
+            let memory = Hostile::exiting(&memory, u64::MAX);
+            assert_eq!(find_strings(&memory, &vm, &["none"]), [None]);
+            assert!(!is_interned(&memory, &vm, STRINGS + 0x1000, "none"));
+        }
+    }
+
+    #[test]
+    fn a_search_for_strings_ends_when_the_process_does() {
+        let (memory, vm) = vm_with(MOST_CHAINS - 1, |_| None);
+        for reads in 0..40 {
+            let exiting = Hostile::exiting(&memory, reads);
+            find_strings(&exiting, &vm, &TEXTS);
+            assert!(exiting.refused() < 100, "{reads}: {} reads", exiting.refused());
+        }
     }
 }

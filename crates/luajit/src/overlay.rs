@@ -78,7 +78,7 @@ impl<M: ReadMemory> ReadMemory for Overlay<'_, M> {
 }
 
 /// The bytes of a value of plain data.
-fn bytes_of<T: Pod>(value: &T) -> &[u8] {
+pub(crate) fn bytes_of<T: Pod>(value: &T) -> &[u8] {
     // SAFETY: `Pod` has neither padding nor pointers that own something, so its bytes are initialized; they live as
     // long as the value.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }

@@ -73,8 +73,8 @@ const MAX_SIZE: u32 = 256 << 20;
 /// The most bytes of a chunkname: it may be the whole source text.
 const MAX_CHUNKNAME: usize = 4096;
 
-/// The most bytes of a constant string.
-const MAX_NAME: usize = 256;
+/// The most bytes of a constant string, and of the name of a variable.
+pub(super) const MAX_NAME: usize = 256;
 
 /// `firstline` of library functions that are written in Lua (`lj_lib.c`).
 const BUILTIN_LINE: u32 = u32::MAX;
@@ -378,7 +378,7 @@ impl PrototypeBlock<'_> {
         }
         let count: u8 = self.field(self.layout.pt_sizeuv)?;
         let names = names.split(|byte| *byte == 0).take(usize::from(count));
-        Ok(names.map(|name| text(name.to_vec())).collect())
+        Ok(names.map(|name| text(name[..name.len().min(MAX_NAME)].to_vec())).collect())
     }
 
     /// The child prototypes from which instructions create functions, by constant index.

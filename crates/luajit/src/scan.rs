@@ -96,7 +96,7 @@ fn object_mappings(maps: &Maps) -> impl Iterator<Item = Range<u64>> {
 /// ever changes it. In the remains of closed VMs and in copies of a VM's memory it is different.
 pub fn owns_its_stack(memory: &impl ReadMemory, candidate: Candidate) -> bool {
     // `lua_State.stack` (`lj_obj.h`), the same in every build.
-    let stack = candidate.thread + if candidate.gc64 { 56 } else { 36 };
+    let stack = candidate.thread.wrapping_add(if candidate.gc64 { 56 } else { 36 });
     let Ok(stack) = memory.read_ref(candidate.gc64, stack) else { return false };
     let Ok(slot) = memory.read_ref(candidate.gc64, stack) else { return false };
     (if candidate.gc64 { slot & GC64_ADDRESS_MASK } else { slot }) == candidate.thread
@@ -121,13 +121,13 @@ pub fn scan_bytes(start: u64, bytes: &[u8], found: &mut Vec<Candidate>) {
         // 64 bits: `marked` and `gct` begin the word before `glref`, which is the third word.
         let distance = word.wrapping_sub(address.wrapping_sub(16));
         if THREAD_SIZES[1].contains(&distance) && previous & MASK == EXPECTED {
-            found.push(Candidate { thread: address - 16, global: word, gc64: true });
+            found.push(Candidate { thread: address.wrapping_sub(16), global: word, gc64: true });
         }
         // 32 bits: `marked` and `gct` are in the upper half of the first word, `glref` in the lower of the second.
         let global = word & 0xffff_ffff;
         let distance = global.wrapping_sub(address.wrapping_sub(8));
         if THREAD_SIZES[0].contains(&distance) && previous >> (8 * marked_offset(false)) & MASK == EXPECTED {
-            found.push(Candidate { thread: address - 8, global, gc64: false });
+            found.push(Candidate { thread: address.wrapping_sub(8), global, gc64: false });
         }
     };
     let (words, _) = bytes.as_chunks::<8>();
@@ -169,6 +169,20 @@ mod tests {
         scan_bytes(0x4000_0378, &words(&[0, 0x1_0663_0000_0000, 0x1234_5678_4000_0380 + 72, 0]), &mut found);
         let narrow = Candidate { thread: 0x4000_0380, global: 0x4000_03c8, gc64: false };
         assert_eq!(found, [wide, narrow]);
+    }
+
+    #[test]
+    fn memory_may_begin_at_address_zero() {
+        for index in 0..3 {
+            for global in 0..200 {
+                let mut memory = vec![0x0001_0663_0001_0663; 4];
+                memory[index] = global;
+                let mut found = Vec::new();
+                scan_bytes(0, &words(&memory), &mut found);
+                let none = ProcessMemory::new(std::process::id());
+                assert!(found.iter().all(|candidate| !owns_its_stack(&none, *candidate)), "{found:x?}");
+            }
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::value::{self, Value};
 const NODE_SIZE: u64 = 24;
 
 /// The most slots that are read of each part of a table: no table of functions is larger.
-const MAX_SLOTS: u64 = 1 << 16;
+pub(crate) const MAX_SLOTS: u64 = 1 << 16;
 
 /// The entries of the table at `address` whose key is an object, as `(key, value)`, without those whose value is `nil`.
 ///

@@ -73,14 +73,16 @@ pub fn read_traces<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm) -> Vec<Trace
         let slot = array.wrapping_add(width as u64 * u64::from(number));
         match list.read_ref(vm.layout.is_gc64(), slot) {
             // The trace that is being recorded is still a part of `jit_State`.
-            Ok(address) if address != 0 && address != jit_state => {
-                traces.extend(read_trace(memory, vm, address).ok().filter(|trace| {
-                    trace.number == number
-                        && maps
-                            .find(trace.mcode.start)
-                            .is_some_and(|mapping| mapping.exec && trace.mcode.end <= mapping.end)
-                }));
-            }
+            Ok(address) if address != 0 && address != jit_state => match read_trace(memory, vm, address) {
+                Ok(trace) => {
+                    let mapping = maps.find(trace.mcode.start);
+                    let is_code = mapping.is_some_and(|mapping| mapping.exec && trace.mcode.end <= mapping.end);
+                    traces.extend((trace.number == number && is_code).then_some(trace));
+                }
+                // It was flushed, or the process has exited: then nothing can be read any more.
+                Err(Unreadable) if memory.read::<u8>(slot).is_err() => break,
+                Err(Unreadable) => {}
+            },
             Ok(_) => {}
             Err(Unreadable) => break,
         }

@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "each test uses a part of it")]
 mod skips;
 
+mod hostile;
 mod saved;
 mod saved_memory;
 mod trace_readings;

@@ -25,6 +25,9 @@ const LATENESS: Duration = Duration::from_millis(20);
 /// How many times to check during that time.
 const WAITS: u32 = 100;
 
+/// How often threads are looked for that have appeared meanwhile.
+const ROUNDS: usize = 8;
+
 /// Running watchpoints. Dropping this removes them.
 pub struct Watchpoints {
     memory: ProcessMemory,
@@ -57,7 +60,8 @@ impl Watchpoints {
         let addresses: Vec<u64> = vms.iter().map(|vm| field(vm.global, vm.layout.g_gc_currentwhite)).collect();
         let mut events = Vec::new();
         let mut attached = HashSet::new();
-        loop {
+        // A program may start threads all the time. Those that threads with a watchpoint start have inherited it.
+        for _ in 0..ROUNDS {
             // Threads that appear meanwhile may have inherited a watchpoint; a second one does no harm.
             let new: Vec<u32> = process.threads()?.into_iter().filter(|&tid| attached.insert(tid)).collect();
             if new.is_empty() {

@@ -54,6 +54,11 @@ impl ProcessMemory {
 
     /// Like [`ProcessMemory::read_scattered`], but into a given buffer. Returns the number of bytes read.
     pub fn read_places(&self, places: &[(u64, usize)], buffer: &mut [u8]) -> usize {
+        self.read_places_of_living(places, buffer).unwrap_or(0)
+    }
+
+    /// The same; [`None`] if the process does not exist any more, so that nothing of it can be read.
+    pub(crate) fn read_places_of_living(&self, places: &[(u64, usize)], buffer: &mut [u8]) -> Option<usize> {
         let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         let remote = |&(address, size): &(u64, usize)| libc::iovec { iov_base: address as *mut _, iov_len: size };
         let remote: Vec<libc::iovec> = places.iter().map(remote).collect();
@@ -61,7 +66,12 @@ impl ProcessMemory {
         // said, which are only addresses in the other process, which the kernel checks.
         let count =
             unsafe { libc::process_vm_readv(self.pid, &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
-        usize::try_from(count).unwrap_or(0)
+        match usize::try_from(count) {
+            Ok(count) => Some(count),
+            // A zombie has no memory, either.
+            Err(_) if std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH) => None,
+            Err(_) => Some(0),
+        }
     }
 
     /// Reads `length` bytes at `address`.

@@ -23,7 +23,9 @@ pub fn read(memory: &ProcessMemory, runs: &[Range<u64>], mut piece: impl FnMut(u
         while at < run.end {
             let length = usize::try_from(run.end - at).map_or(PIECE, |rest| rest.min(PIECE));
             if size + length > PIECE || places.len() == AT_ONCE {
-                read_places(memory, &mut places, &mut buffer, &mut piece);
+                if !read_places(memory, &mut places, &mut buffer, &mut piece) {
+                    return;
+                }
                 size = 0;
             }
             places.push((at, length));
@@ -35,15 +37,17 @@ pub fn read(memory: &ProcessMemory, runs: &[Range<u64>], mut piece: impl FnMut(u
     read_places(memory, &mut places, &mut buffer, &mut piece);
 }
 
+/// Reads these places. Returns whether the process still exists.
 fn read_places(
     memory: &ProcessMemory,
     places: &mut Vec<(u64, usize)>,
     buffer: &mut [u8],
     piece: &mut impl FnMut(u64, &[u8]),
-) {
+) -> bool {
     let mut left = &mut places[..];
     while !left.is_empty() {
-        let count = memory.read_places(left, buffer);
+        // Page by page, a large process would take seconds that does not exist any more.
+        let Some(count) = memory.read_places_of_living(left, buffer) else { return false };
         let mut bytes = &buffer[..count];
         let mut done = 0;
         for (start, length) in left.iter_mut() {
@@ -64,6 +68,7 @@ fn read_places(
         left = &mut left[done..];
     }
     places.clear();
+    true
 }
 
 #[cfg(test)]
@@ -113,5 +118,15 @@ mod tests {
         let mut nothing = true;
         read(&memory, std::slice::from_ref(&(0..PAGE as u64 * 4)), |_, _| nothing = false);
         assert!(nothing);
+    }
+
+    #[test]
+    fn a_process_that_has_exited_is_left() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let began = std::time::Instant::now();
+        // Page by page, this would take minutes.
+        read(&ProcessMemory::new(child.id()), std::slice::from_ref(&(0x1000..1 << 41)), |_, _| panic!("it has memory"));
+        assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
     }
 }

@@ -643,7 +643,7 @@ fn start_of(
 ) -> Option<(Arc<Prototype>, u32)> {
     let key = Prototype::key_at(memory, &vm.layout, trace.startpt).ok()?;
     let prototype = prototypes.get(memory, vm, key).ok()?;
-    let offset = trace.startpc.checked_sub(trace.startpt + u64::from(vm.layout.sizeof_pt))?;
+    let offset = trace.startpc.checked_sub(trace.startpt.checked_add(vm.layout.sizeof_pt.into())?)?;
     let line = prototype.line_at(u32::try_from(offset / 4).ok()?)?;
     Some((prototype, line))
 }

@@ -198,11 +198,14 @@ impl WaitUnderWay {
                 walk.cross_first();
             }
         }
+        // Every step moves down by a slot at least, or up the C stack; but a stack may have billions of slots, and not every
+        // step finds a frame.
+        let mut steps = 0..4 * MAX_FRAMES;
         let end = loop {
             if let Some(end) = end {
                 break end;
             }
-            if frames.len() >= MAX_FRAMES as usize {
+            if steps.next().is_none() || frames.len() >= MAX_FRAMES as usize {
                 break WalkEnd::TooDeep;
             }
             let mut record = FrameRecord { vm: index as u16, ..FrameRecord::EMPTY };

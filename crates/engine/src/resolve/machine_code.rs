@@ -47,7 +47,7 @@ pub fn refresh(code: &mut VmCode, memory: &ProcessMemory, vm: &Vm) {
 /// The address of the pointer to the newest area; [`None`] without a JIT compiler.
 fn newest_area_at(vm: &Vm) -> Option<u64> {
     let jit_state = vm.jit_state().filter(|_| vm.layout.j_mcarea != ABSENT)?;
-    Some(jit_state + u64::from(vm.layout.j_mcarea))
+    Some(jit_state.wrapping_add(u64::from(vm.layout.j_mcarea)))
 }
 
 /// The areas of generated code, the newest one first: each begins with the address of the next and its own size

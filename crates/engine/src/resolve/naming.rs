@@ -190,7 +190,7 @@ impl Namer {
         // Traces come and go with their functions: another function may be at the same address by now.
         let key = Prototype::key_at(&self.memory, layout, trace.startpt).ok()?;
         let prototype = self.prototypes.get(&self.memory, &names.vm, key).ok()?;
-        let offset = trace.startpc.checked_sub(trace.startpt + u64::from(layout.sizeof_pt))?;
+        let offset = trace.startpc.checked_sub(trace.startpt.checked_add(layout.sizeof_pt.into())?)?;
         let line = prototype.line_at(u32::try_from(offset / 4).ok()?)?;
         if self.trace_starts.len() >= MAX_CACHED {
             self.trace_starts.clear();

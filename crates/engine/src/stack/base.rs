@@ -86,7 +86,7 @@ pub fn fix_innermost_frame(
     if base == sample.header.thread_base {
         // The kernel half began at the right frame, but could not know PC.
         if let Some(top) = sample.frames.first_mut().filter(|top| top.kind == RecordKind::Lua as u8) {
-            let bytecode = top.code + u64::from(layout.sizeof_pt);
+            let bytecode = top.code.wrapping_add(u64::from(layout.sizeof_pt));
             top.position = frame::position(memory, layout, bytecode, top.size_bc, pc);
         }
         return SettledTop::Certain;

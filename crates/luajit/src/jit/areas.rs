@@ -91,18 +91,16 @@ impl State {
         let (mut next, mut sum) = (self.area, 0_u64);
         while next != 0 {
             let size: u64 = memory.read(next.wrapping_add(8))?;
-            let (end, all) = (next.checked_add(size), sum.checked_add(size));
-            let (Some(end), Some(all)) = (end, all.filter(|all| *all <= self.size_of_all)) else { return Ok(None) };
+            let all = sum.checked_add(size).filter(|all| *all <= self.size_of_all);
+            let (Some(_), Some(all)) = (next.checked_add(size), all) else { return Ok(None) };
             if size == 0 || areas.len() >= MAX_AREAS {
                 return Ok(None);
             }
-            let within = traces.iter().filter(|trace| next <= trace.mcode.start && trace.mcode.end <= end);
-            let (count, code) =
-                within.fold((0, 0), |(count, code), trace| (count + 1, code + trace.mcode.end - trace.mcode.start));
-            areas.push(McodeArea { start: next, size, traces: count, code, free: None });
+            areas.push(McodeArea { start: next, size, traces: 0, code: 0, free: None });
             sum = all;
             next = memory.read(next)?;
         }
+        count_traces(&mut areas, traces);
         if let Some(newest) = areas.first_mut() {
             let is_within =
                 newest.start <= self.bottom && self.bottom <= self.top && self.top <= newest.start + newest.size;
@@ -112,6 +110,20 @@ impl State {
             newest.free = Some(self.top - self.bottom);
         }
         Ok((sum == self.size_of_all).then_some(Areas { areas, size: sum, unknown: None }))
+    }
+}
+
+/// Counts the traces in each area. There may be tens of thousands of both.
+fn count_traces(areas: &mut [McodeArea], traces: &[Trace]) {
+    let mut by_start: Vec<(u64, usize)> = areas.iter().enumerate().map(|(index, area)| (area.start, index)).collect();
+    by_start.sort_unstable();
+    for trace in traces {
+        let before = by_start.partition_point(|(start, _)| *start <= trace.mcode.start).checked_sub(1);
+        let Some(area) = before.map(|before| &mut areas[by_start[before].1]) else { continue };
+        if trace.mcode.end - area.start <= area.size {
+            area.traces += 1;
+            area.code += trace.mcode.end - trace.mcode.start;
+        }
     }
 }
 
@@ -136,6 +148,27 @@ mod tests {
         let found = state.areas(&memory, &[]).unwrap().unwrap();
         let sizes: Vec<_> = found.areas.iter().map(|area| (area.start, area.size, area.free)).collect();
         assert_eq!(sizes, [(0x10000, 0x1000, Some(0xef0)), (0x11000, 0x800, None)]);
+    }
+
+    #[test]
+    fn each_trace_counts_in_its_area() {
+        const SIZE: u64 = 0x1000;
+        // The areas are not in the order of their addresses.
+        let areas =
+            [3, 1, 2].map(|place| McodeArea { start: place * 0x2000, size: SIZE, traces: 0, code: 0, free: None });
+        for start in (0..0xa000).step_by(0x234) {
+            for length in [0, 1, 0x800, SIZE, SIZE + 1] {
+                let trace = Trace { mcode: start..start + length, ..crate::trace::fixtures::body(&[], &[], &[]).trace };
+                let mut counted = areas.clone();
+                count_traces(&mut counted, std::slice::from_ref(&trace));
+                for area in counted {
+                    let is_within = area.start <= start && start + length <= area.start + SIZE;
+                    // An empty one may lie at the end of its area.
+                    assert_eq!(area.traces, usize::from(is_within), "{start:x} {length:x} {area:x?}");
+                    assert_eq!(area.code, if is_within { length } else { 0 });
+                }
+            }
+        }
     }
 
     #[test]

@@ -148,13 +148,16 @@ pub struct TraceTree {
     pub changed: usize,
 }
 
+/// The most exits of all traces: LuaJIT's own limits allow half a million. Those of further traces are not read.
+const MOST_EXITS: usize = 1 << 20;
+
 /// Reads all traces of `vm`. `maps` must be recent.
 pub fn read_tree<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, places: &CodePlaces<'_, M>) -> TraceTree {
     let all = read_traces(memory, maps, vm);
     let count = all.len();
-    let mut tree = TraceTree::default();
+    let (mut tree, mut most) = (TraceTree::default(), MOST_EXITS);
     for trace in all {
-        let node = read_node(memory, vm, &trace, places);
+        let node = read_node(memory, vm, &trace, places, &mut most);
         // The data belong together only if the trace is still the same.
         if trace_at(memory, vm, trace.address).is_some_and(|now| trace.is_same(&now)) {
             tree.nodes.push(node);
@@ -166,7 +169,13 @@ pub fn read_tree<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, places: &CodeP
     tree
 }
 
-fn read_node<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &CodePlaces<'_, M>) -> TraceNode {
+fn read_node<M: ReadMemory>(
+    memory: &M,
+    vm: &Vm,
+    trace: &Trace,
+    places: &CodePlaces<'_, M>,
+    most: &mut usize,
+) -> TraceNode {
     /// `REF_BASE`: the reference of a trace's first instruction.
     const BASE: u64 = 0x8000;
     let base: Option<u64> = memory.read(trace.ir.wrapping_add(8 * BASE)).ok();
@@ -192,11 +201,17 @@ fn read_node<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &CodePla
         instructions: trace.nins.saturating_sub(BASE as u32 + 1),
         snapshots: trace.nsnap,
         snapshot_bytes: snapshot_bytes.map(|count| u64::from(count) * u64::from(vm.layout.sizeof_snap)),
-        exits: read_exits(memory, vm, trace, places),
+        exits: read_exits(memory, vm, trace, places, most),
     }
 }
 
-fn read_exits<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &CodePlaces<'_, M>) -> Option<Vec<TraceExit>> {
+fn read_exits<M: ReadMemory>(
+    memory: &M,
+    vm: &Vm,
+    trace: &Trace,
+    places: &CodePlaces<'_, M>,
+    most: &mut usize,
+) -> Option<Vec<TraceExit>> {
     let layout = &vm.layout;
     if layout.sizeof_snap == ABSENT || layout.snap_nent == ABSENT {
         return None;
@@ -204,6 +219,7 @@ fn read_exits<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &CodePl
     let size = usize::from(layout.sizeof_snap);
     let bytes = read_bytes(memory, trace.snap, size * usize::from(trace.nsnap?)).ok()?;
     let mut exits = Vec::new();
+    *most = most.checked_sub(bytes.len() / size)?;
     for (number, snapshot) in bytes.chunks_exact(size).enumerate() {
         // `count` follows `nent` in every build.
         let [entries, count] = *snapshot.get(usize::from(layout.snap_nent)..)?.first_chunk()?;

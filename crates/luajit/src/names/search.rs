@@ -36,6 +36,9 @@ const PROTO_CHILD: u8 = 1;
 /// The cost of reading a prototype with children, counted in objects.
 const COST_OF_PARENT: u64 = 16;
 
+/// The same for so many bytes of it: an object may be on a page of its own, too.
+const PAGE: u64 = 4096;
+
 /// How a search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundParent {
@@ -189,7 +192,7 @@ impl ParentSearch {
             return None;
         }
         if pages.read::<u8>(at(layout.pt_flags)).ok()? & PROTO_CHILD != 0 {
-            *budget = budget.saturating_sub(COST_OF_PARENT);
+            *budget = budget.saturating_sub(COST_OF_PARENT + u64::from(size) / PAGE);
             let key = Prototype::key_at(pages, layout, address).ok()?;
             let children = Prototype::read_children(pages, layout, key).ok()?;
             let is_known = |child: &u64| self.known.get(*child) == Some(KnownParent::Parent(address));

@@ -43,7 +43,7 @@ pub struct UsedNames {
 ///
 /// Never fails: what cannot be read is missing.
 pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> UsedNames {
-    let pages = PageCache::new(memory);
+    let pages = PageCache::reading_ahead(memory);
     let (layout, shape) = (&vm.layout, Shape::new(vm.layout));
     let gc64 = layout.is_gc64();
     // For each prototype: address of its chunkname, and names of its upvalues.
@@ -54,15 +54,22 @@ pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> UsedN
     let mut left = functions_on_stack(memory, vm);
     let (listed, is_torn) = functions(memory, vm, budget);
     left.extend(listed);
+    let mut upvalues = 0;
     while let Some(function) = left.pop() {
         if !seen.insert(function) {
             continue;
+        }
+        // Upvalues lead to functions that are on no list: in memory that was made for it, to any number of them.
+        if seen.len() > 2 * MAX_FUNCTIONS || upvalues > MAX_UPVALUES {
+            break;
         }
         let Ok(Function::Lua { prototype }) = read_function(&pages, layout, function) else { continue };
         let (chunk, own) = users.entry(prototype).or_insert_with(|| {
             let key = Prototype::key_at(&pages, layout, prototype);
             let read = key.and_then(|key| Prototype::read(&pages, layout, key));
-            read.map(|prototype| (prototype.key.chunkname, prototype.upvalues)).unwrap_or_default()
+            let (chunk, own) = read.map(|prototype| (prototype.key.chunkname, prototype.upvalues)).unwrap_or_default();
+            upvalues += own.len();
+            (chunk, own)
         });
         let count = pages.read::<u8>(field(function, layout.fn_nupvalues)).unwrap_or(0);
         for (index, name) in (0..u64::from(count)).zip(own.iter()) {
@@ -85,8 +92,11 @@ pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> UsedN
     UsedNames { names, is_torn }
 }
 
-/// The most functions that are read.
+/// The most functions that are read from the list of all objects.
 const MAX_FUNCTIONS: usize = 1 << 16;
+
+/// The most names of upvalues that are kept.
+const MAX_UPVALUES: usize = 1 << 20;
 
 /// Possible functions on the list of all objects, the newest first. The second result tells whether the end of the list
 /// was missed because the list changed.

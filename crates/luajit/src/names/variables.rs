@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use crate::prototype::Prototype;
+use crate::prototype::{MAX_NAME, Prototype};
 
 impl Prototype {
     /// The local variables that are live at `position`, each with its slot, as `debug.getlocal` shows them; empty if
@@ -73,7 +73,8 @@ impl<'a> VariablesBySlot<'a> {
         let next = variables.partition_point(|variable| variable.start <= position);
         let variable = variables.get(next.checked_sub(1)?)?;
         let is_named = variable.lives_at(position) && !variable.is_hidden();
-        is_named.then(|| String::from_utf8_lossy(variable.name).into_owned())
+        let name = &variable.name[..variable.name.len().min(MAX_NAME)];
+        is_named.then(|| String::from_utf8_lossy(name).into_owned())
     }
 }
 

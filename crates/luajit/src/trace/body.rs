@@ -98,7 +98,8 @@ impl TraceBody {
             return Err(BodyError::Gone);
         }
         let increasing = body.snapshots.is_sorted_by(|a, b| a.at <= b.at && a.map <= b.map);
-        let within = body.snapshots.iter().all(|snapshot| snapshot.map + u32::from(snapshot.entries) < map_length);
+        let end = |snapshot: &TraceSnapshot| snapshot.map.saturating_add(u32::from(snapshot.entries));
+        let within = body.snapshots.iter().all(|snapshot| end(snapshot) < map_length);
         if increasing && within { Ok(body) } else { Err(BodyError::Malformed) }
     }
 
@@ -139,4 +140,109 @@ fn snapshot(layout: &VmLayout, bytes: &[u8]) -> Option<TraceSnapshot> {
     };
     let mcode = if layout.snap_mcofs == ABSENT { None } else { Some(half(usize::from(layout.snap_mcofs))?) };
     Some(TraceSnapshot { map, at, mcode, entries: *bytes.get(usize::from(layout.snap_nent))? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::InterpreterText;
+    use crate::testing::hostile::{Harm, Hostile, Random};
+    use crate::testing::{Saved, x64_layout};
+    use crate::trace::ir::{IrOp, Numbering};
+    use crate::trace::{Sought, Traces};
+    use lj_trace_common::layout::gct;
+    use lj_trace_common::trace::TraceIdentity;
+    use lj_trace_process::Maps;
+
+    const GLOBAL: u64 = 0x4000;
+    const ARRAY: u64 = 0x6000;
+    const TRACE: u64 = 0x6100;
+    const CODE: u64 = 0x7000;
+    const SNAPSHOTS: u64 = 0x7800;
+    const MAP: u64 = 0x7900;
+    const MCODE: u64 = 0x7a00;
+    const CONSTANTS: u32 = 40;
+    const INSTRUCTIONS: u32 = 40;
+
+    /// A VM with one trace. Its instructions do nothing, and its constants are small numbers.
+    fn with_a_trace(random: &mut Random) -> (Saved, Vm) {
+        // Snapshots of 8 and of 12 bytes.
+        let layout = x64_layout(["2.1b3", "Debian"][random.below(2) as usize], "x64gc64");
+        let text = InterpreterText { range: 0..0, exact: true, edges: lj_trace_unwind::vm_edges::Edges::default() };
+        let vm = Vm { global: GLOBAL, main_thread: 0, layout, builds: Vec::new(), undecided: Vec::new(), text };
+        let mut memory = Saved::new(GLOBAL, vec![0; 0x4000]);
+        let state = vm.jit_state().unwrap();
+        memory.put(field(state, layout.j_trace), &ARRAY.to_le_bytes());
+        memory.put(field(state, layout.j_sizetrace), &2_u32.to_le_bytes());
+        memory.put(ARRAY + 8, &TRACE.to_le_bytes());
+        memory.put(TRACE + 9, &[gct::TRACE]);
+        let first = u32::from(BIAS) - CONSTANTS;
+        let mut word = |offset: u16, word: u64| memory.put(field(TRACE, offset), &word.to_le_bytes());
+        word(layout.tr_ir, CODE.wrapping_sub(8 * u64::from(first)));
+        word(layout.tr_snap, SNAPSHOTS);
+        word(layout.tr_snapmap, MAP);
+        word(layout.tr_mcode, MCODE);
+        let mut half = |offset: u16, half: u32| memory.put(field(TRACE, offset), &half.to_le_bytes());
+        half(layout.tr_nk, first);
+        half(layout.tr_nins, u32::from(BIAS) + INSTRUCTIONS);
+        half(layout.tr_szmcode, 64);
+        let is_short = layout.sizeof_snap == 8;
+        memory.put(field(TRACE, layout.tr_nsnapmap), &32_u32.to_le_bytes()[..if is_short { 2 } else { 4 }]);
+        memory.put(field(TRACE, layout.tr_nsnap), &4_u16.to_le_bytes());
+        memory.put(field(TRACE, layout.tr_traceno), &1_u16.to_le_bytes());
+        // Instructions with any operands.
+        let is_nop = |number: &u8| Numbering::ALL[0].opcode(*number).is_some_and(|opcode| opcode.op == IrOp::NOP);
+        let number = u64::from((0..u8::MAX).find(is_nop).unwrap());
+        for at in 0..u64::from(CONSTANTS + INSTRUCTIONS) {
+            let operands = random.below(1 << 32);
+            let word = if at < u64::from(CONSTANTS) { operands % 1024 } else { number << 40 | operands };
+            memory.put(CODE + 8 * at, &word.to_le_bytes());
+        }
+        for (number, at) in (0_u32..4).zip((SNAPSHOTS..).step_by(layout.sizeof_snap.into())) {
+            memory.put(at, &(8 * number).to_le_bytes());
+            memory.put(at + if is_short { 2 } else { 4 }, &(BIAS + 8 * number as u16).to_le_bytes());
+            memory.put(field(at, layout.snap_nent), &[5]);
+        }
+        for entry in 0..32 {
+            let constant = u32::from(BIAS) - 1 - random.below(CONSTANTS.into()) as u32;
+            memory.put(MAP + 4 * u64::from(entry), &((entry % 8) << 24 | constant).to_le_bytes());
+        }
+        (memory, vm)
+    }
+
+    #[test]
+    fn whatever_a_program_does_to_a_trace_reading_it_ends() {
+        let mut random = Random::new(1);
+        let mut read = 0;
+        for seed in 0..600 {
+            let (memory, vm) = with_a_trace(&mut random);
+            let trace = trace_at(&memory, &vm, TRACE).unwrap();
+            let body = TraceBody::read(&memory, &vm, trace.clone());
+            assert_eq!(body.as_ref().map(|body| body.snapshots.len()), Ok(4));
+            let mut odd = memory.clone();
+            odd.put(SNAPSHOTS + 3 * u64::from(vm.layout.sizeof_snap), &u32::MAX.to_le_bytes());
+            assert_eq!(TraceBody::read(&odd, &vm, trace.clone()), Err(BodyError::Malformed));
+            let harm = Harm::some(&mut random, 40);
+            let hostile = Hostile::new(&memory, harm, seed, 1 << 18);
+            if let Ok(found) = TraceBody::read(&hostile, &vm, trace)
+                && harm.only_hides()
+            {
+                assert_eq!(Ok(found), body);
+            }
+            for memory in [hostile, Hostile::new(&memory, harm, seed + 1, 1 << 18)] {
+                let running = TraceIdentity::default();
+                let found = Traces::default().find(&memory, &vm, Sought::Number(1), &running, || Some(Maps::default()));
+                let Ok(found) = found else { continue };
+                read += 1;
+                for index in 0..found.exits() + 1 {
+                    let _ = found.snapshot(&memory, &vm.layout, index);
+                    let _ = found.body.snapshot_words(index);
+                }
+                for numbering in Numbering::ALL {
+                    crate::trace::ancestors::prototypes_above(&memory, &vm, &found.body, numbering);
+                }
+            }
+        }
+        assert!(read > 100, "{read}");
+    }
 }

@@ -124,6 +124,10 @@ fn wide<M: ReadMemory>(
             (link >> 3) as usize
         };
         base = base.checked_sub(delta).filter(|base| *base >= 2).ok_or(BadLinks)?;
+        // Of the two halves of a frame, only one counts, so a half that links to itself would never end.
+        if delta == 0 {
+            return Err(BadLinks);
+        }
     }
     Err(BadLinks)
 }
@@ -298,9 +302,11 @@ mod tests {
         assert_eq!(wide(&[(7, 0, Some(lua(1)))], pc(1, 1), 9), Err(BadLinks), "no link");
         assert_eq!(wide(&[(8, 0x9_0000, None)], pc(1, 1), 9), Err(BadLinks), "to no function");
         assert_eq!(wide(&[(8, 20 << 3 | 6, None)], pc(1, 1), 9), Err(BadLinks), "below the first frame");
-        assert_eq!(wide(&[(8, 6, None)], pc(1, 1), 9), Err(BadLinks), "to itself");
+        for kind in 0..8 {
+            assert_eq!(wide(&[(8, kind, None)], pc(1, 1), 9), Err(BadLinks), "to itself: {kind}");
+            assert_eq!(narrow(&[(6, FRAME, Some(lua(1)))], &[pc(1, 1), kind]), Err(BadLinks), "to itself: {kind}");
+        }
         assert_eq!(narrow(&[(6, FRAME, Some(lua(1)))], &[]), Err(BadLinks), "no PC");
-        assert_eq!(narrow(&[(6, FRAME, Some(lua(1)))], &[pc(1, 1), 6]), Err(BadLinks), "to itself");
         assert_eq!(narrow(&[(6, FRAME, Some(lua(1)))], &[pc(1, 1), 7 << 3 | 6]), Err(BadLinks), "below the first");
     }
 }

@@ -101,7 +101,7 @@ impl<M: ReadMemory> VmQueries for LiveVm<'_, M> {
             return None;
         }
         // `GCfuncL.uvptr` follows `pc`.
-        let slot = field(closure, layout.fn_pc) + width * (1 + u64::from(index));
+        let slot = field(closure, layout.fn_pc).wrapping_add(width * (1 + u64::from(index)));
         self.memory.read_ref(gc64, slot).ok()
     }
 

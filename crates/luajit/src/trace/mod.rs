@@ -10,7 +10,7 @@ pub mod cache;
 pub mod effort;
 mod exit_frames;
 #[cfg(test)]
-mod fixtures;
+pub(crate) mod fixtures;
 pub mod frames;
 pub mod functions;
 pub mod ir;

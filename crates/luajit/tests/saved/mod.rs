@@ -27,11 +27,10 @@ const FIRST_LINE: &str = "lj-trace saved memory 1";
 
 /// The folder with the saved files, and the script that was running.
 pub fn folder() -> PathBuf {
-    // In this package, or in the package of the fuzz targets.
-    let folders =
-        ["tests/saved", "../crates/luajit/tests/saved"].map(|path| Path::new(env!("CARGO_MANIFEST_DIR")).join(path));
-    let [here, there] = folders;
-    if here.is_dir() { here } else { there }
+    // In this package, seen from its neighbours, or from the package of the fuzz targets.
+    let folders = ["tests/saved", "../luajit/tests/saved", "../crates/luajit/tests/saved"];
+    let mut folders = folders.map(|path| Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).into_iter();
+    folders.find(|folder| folder.is_dir()).unwrap()
 }
 
 /// Saved memory.
@@ -82,6 +81,12 @@ impl Saved {
     pub fn put(&mut self, address: u64, new: &[u8]) {
         let (start, bytes) = self.ranges.range_mut(..=address).next_back().unwrap();
         bytes[(address - start) as usize..][..new.len()].copy_from_slice(new);
+    }
+
+    /// Adds bytes where none were saved.
+    pub fn add(&mut self, address: u64, bytes: Vec<u8>) {
+        assert!(self.at(address).is_none_or(<[u8]>::is_empty), "something is there");
+        self.ranges.insert(address, bytes);
     }
 
     /// Changes a reference of the VM.

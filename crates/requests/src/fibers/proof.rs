@@ -106,14 +106,14 @@ pub fn prove(memory: &impl ReadMemory, cord: u64, current: u64) -> Result<Proven
     let mut largest = 0;
     let mut why = Unproven("its ring of fibers is not found, or changes too fast");
     for offset in (0..CORD_HEAD as u64).map(|word| word * 8) {
-        let mut nodes = ring(memory, cord + offset, MOST_FIBERS);
+        let mut nodes = ring(memory, cord.wrapping_add(offset), MOST_FIBERS);
         // The newest fibers may end meanwhile: the older half has to do then.
         while !nodes.is_empty() {
             let fibers: Vec<_> = nodes.iter().map(|node| Around::read(memory, *node)).collect();
             match of_ring(memory, &fibers, scheduler) {
                 Ok((mut layout, link)) => {
-                    layout.current = cord + current;
-                    let found = ProvenFibers { layout, alive: cord + offset, link };
+                    layout.current = cord.wrapping_add(current);
+                    let found = ProvenFibers { layout, alive: cord.wrapping_add(offset), link };
                     return if runs_one(memory, &found, scheduler) { Ok(found) } else { Err(why) };
                 }
                 Err(error) if nodes.len() > largest => (largest, why) = (nodes.len(), error),
@@ -228,7 +228,9 @@ fn id_place(
     };
     let mut places = (0..(link + name) * 2).filter(rises);
     let found = places.next().filter(|_| places.next().is_none())?;
-    let is_wide = found % 2 == 0 && of_scheduler(found + 1) == Some(0) && ids(found + 1).all(|upper| upper == Some(0));
+    // A half that cannot be read tells nothing: it must not make ids shorter than they are.
+    let upper = if found % 2 == 0 { Some(of_scheduler(found + 1)?) } else { None };
+    let is_wide = upper == Some(0) && ids(found + 1).all(|upper| upper == Some(0));
     Some((found, is_wide))
 }
 

@@ -1,3 +1,5 @@
+use lj_trace_luajit::testing::hostile::{Harm, Hostile, Random};
+
 use super::*;
 use crate::test_memory::Words;
 
@@ -103,7 +105,7 @@ fn memory(build: &Build, names: &[&str]) -> Words {
     memory
 }
 
-fn found(memory: &Words) -> Fibers {
+fn found(memory: &impl ReadMemory) -> Fibers {
     let mut fibers = Fibers { own: Some(OWN), why_not: Some("not yet"), ..Fibers::default() };
     fibers.look(memory, || Some(POINTER));
     fibers
@@ -239,4 +241,32 @@ fn names_are_shown_whole_and_harmless() {
     assert_eq!(name(&[b'a'; 40]), format!("{}…", "a".repeat(40)));
     let odd = [&b"a"[..], "ä".repeat(20).as_bytes()].concat();
     assert_eq!(name(&odd[..40]), format!("a{}…", "ä".repeat(19)));
+}
+
+#[test]
+fn whatever_a_program_does_the_proof_ends_and_is_none_or_right() {
+    for build in BUILDS {
+        let memory = memory(&build, &["main", "a", "b", "c", "d"]);
+        let truth = found(&memory).proven;
+        let good = Hostile::new(&memory, Harm::default(), 1, u64::MAX);
+        assert!(found(&good).proven == truth && truth.is_some());
+        for seed in 40..100 {
+            let harm = Harm::some(&mut Random::new(seed), good.reads());
+            let hostile = Hostile::new(&memory, harm, seed, 1 << 19);
+            let mut fibers = found(&hostile);
+            let proven = fibers.proven.take();
+            assert!(!harm.only_hides() || proven.is_none() || proven == truth, "{seed}: {proven:?}");
+            for layout in [proven, truth] {
+                fibers.proven = layout;
+                fibers.stacks = FiberStacks::default();
+                let hostile = Hostile::new(&memory, harm, seed, 1 << 19);
+                let marks = fibers.of_stack(&hostile, STACKS + STACK + 0x3000);
+                let label = label(&mut fibers, &marks, LUA);
+                assert!(
+                    !harm.only_hides() || label.is_err() || label == Ok(("a".to_owned(), 104)),
+                    "{seed}: {label:?}"
+                );
+            }
+        }
+    }
 }

@@ -1,3 +1,5 @@
+use lj_trace_luajit::testing::hostile::{Harm, Hostile, Random};
+
 use super::*;
 use crate::test_memory::Words;
 
@@ -142,4 +144,24 @@ fn long_names_are_cut() {
     let (words, _) = location(&name, BUILDS[0], 0, 0);
     let place = Configurations::default().place(&memory(&name, &words), &marks()).unwrap();
     assert_eq!(place.location.unwrap().chars().count(), SHOWN_NAME + 1);
+}
+
+#[test]
+fn whatever_a_program_does_a_place_is_unknown_or_right() {
+    for build in BUILDS {
+        let (words, _) = location("/cart", build, 0, 8);
+        let memory = memory("/cart", &words);
+        let truth = Configurations::default().place(&memory, &marks()).unwrap();
+        let good = Hostile::new(&memory, Harm::default(), 1, u64::MAX);
+        Configurations::default().place(&good, &marks()).unwrap();
+        for seed in 0..500 {
+            let harm = Harm::some(&mut Random::new(seed), good.reads());
+            let hostile = Hostile::new(&memory, harm, seed, 1 << 14);
+            let place = Configurations::default().place(&hostile, &marks());
+            let is_right = |place: &RequestPlace| {
+                place.location == truth.location && (place.server.is_none() || place.server == truth.server)
+            };
+            assert!(!harm.only_hides() || place.as_ref().is_ok_and(is_right) || place.is_err(), "{seed}: {place:?}");
+        }
+    }
 }

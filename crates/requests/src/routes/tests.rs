@@ -1,6 +1,7 @@
 use fastrand::Rng;
 use lj_trace_common::request::RequestLayout;
 use lj_trace_common::route::{RouteKey, string_value};
+use lj_trace_luajit::testing::hostile::{Harm, Hostile, Random};
 
 use super::*;
 use crate::test_memory::Words;
@@ -109,14 +110,14 @@ fn routes() -> Routes {
     })
 }
 
-fn marks(memory: &Words) -> RouteMarks {
+fn marks(memory: &impl ReadMemory) -> RouteMarks {
     let layout = RequestLayout { lua_index: 3, routes: routes().layout(), ..RequestLayout::default() };
     let mut marks = RouteMarks::default();
     marks.read(memory, &layout, &self::layout(), REQUEST);
     marks
 }
 
-fn label(routes: &mut Routes, memory: &Words) -> RouteOutcome {
+fn label(routes: &mut Routes, memory: &impl ReadMemory) -> RouteOutcome {
     routes.resolve(memory, &layout(), &marks(memory), |_| false)
 }
 
@@ -248,4 +249,23 @@ fn memory_that_is_not_as_it_should_be_gives_no_other_name() {
 
 fn is_number(name: &str) -> bool {
     name.parse::<f64>().is_ok()
+}
+
+#[test]
+fn whatever_a_program_does_a_route_is_unknown_or_right() {
+    let memory = memory(&[(string(3), NIL), (string(0), table_value(OUTER))], &[(string(1), string(4))], 3);
+    let mut known = routes();
+    let truth = label(&mut known, &memory);
+    assert_eq!(truth, RouteOutcome::Found("shop-by-name".into()));
+    let good = Hostile::new(&memory, Harm::default(), 1, u64::MAX);
+    label(&mut routes(), &good);
+    for seed in 0..1000 {
+        let harm = Harm::some(&mut Random::new(seed), good.reads());
+        let hostile = Hostile::new(&memory, harm, seed, 1 << 14);
+        // Proven by an earlier request, but without its names.
+        let mut routes = Routes { is_proven: true, ..routes() };
+        let found = label(&mut routes, &hostile);
+        let is_right = found == truth || matches!(found, RouteOutcome::Not(_));
+        assert!(!harm.only_hides() || is_right, "{seed}: {harm:?} {found:?}");
+    }
 }

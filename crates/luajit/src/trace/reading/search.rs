@@ -27,6 +27,9 @@ use crate::trace::functions::Callee;
 use crate::trace::ir::{BIAS, FIRST, IrOp as Ir, irt};
 use crate::trace::stacks::{Activation, NOWHERE, Stacks};
 
+/// In a function with more instructions, it takes too long to find where a reading may start.
+const MAX_START: u32 = 1 << 17;
+
 /// What each instruction may belong to, by reference. An instruction that is not listed may belong to anything.
 pub type Candidates = HashMap<u16, Vec<CandidateReading>>;
 
@@ -83,6 +86,10 @@ impl<S: VmQueries> Reader<'_, S> {
         let mut graph = Graph::new();
         let start = self.past_transparent(self.body.snapshots[first].at.max(FIRST));
         let begin = ReadingPlace::at(stacks, aim, self.returned_before(first));
+        if self.prototype(stacks, &begin).is_some_and(|prototype| prototype.key.sizebc > MAX_START) {
+            budget.was_short = true;
+            return first;
+        }
         for mut place in self.starts(stacks, begin, aim, first) {
             if first == 0 {
                 place.frames.iter_mut().for_each(|frame| Rc::make_mut(frame).rest = SlotValue::Unloaded);
