@@ -174,7 +174,10 @@ mod tests {
         for reads in 0..8 {
             let exiting = Hostile::exiting(&memory, reads);
             let outcome = has_string(&exiting, &vm, place(2));
-            assert!(outcome == Err(Unreadable) || exiting.refused() == 0 && outcome == Ok(false), "{reads}: {outcome:?}");
+            assert!(
+                outcome == Err(Unreadable) || exiting.refused() == 0 && outcome == Ok(false),
+                "{reads}: {outcome:?}"
+            );
         }
     }
 

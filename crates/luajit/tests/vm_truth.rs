@@ -164,7 +164,7 @@ fn a_prototype_that_is_not_there_is_gone() {
     let (memory, vm) = (truth.process().memory(), truth.vm());
     let there = prototype_of(&truth, &vm, &truth.about("proto")[0][0]).key;
     let mut prototypes = Prototypes::default();
-    assert_eq!(prototypes.get(&memory, &vm.layout, there).unwrap().key, there);
+    assert_eq!(prototypes.get(&memory, &vm, there).unwrap().key, there);
     let gone = [
         PrototypeKey { sizebc: there.sizebc + 1, ..there },
         PrototypeKey { firstline: 4242, ..there },
@@ -172,10 +172,10 @@ fn a_prototype_that_is_not_there_is_gone() {
         PrototypeKey { address: vm.main_thread, ..there },
     ];
     for key in gone {
-        assert_eq!(prototypes.get(&memory, &vm.layout, key), Err(PrototypeError::Gone), "{key:?}");
+        assert_eq!(prototypes.get(&memory, &vm, key), Err(PrototypeError::Gone), "{key:?}");
     }
     let unmapped = PrototypeKey { address: 0x1000, ..there };
-    assert_eq!(prototypes.get(&memory, &vm.layout, unmapped), Err(PrototypeError::Unreadable));
+    assert_eq!(prototypes.get(&memory, &vm, unmapped), Err(PrototypeError::Unreadable));
     assert_eq!(prototypes.len(), 1);
 }
 

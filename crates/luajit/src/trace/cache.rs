@@ -44,6 +44,8 @@ pub struct KnownTrace {
     lower_frames: LowerFrames,
     /// Whether one of its functions may be replaced by a tail call.
     pub calls_in_tails: bool,
+    /// Whether the trace was gone when its functions were read: others may be at their addresses.
+    pub is_outlived: bool,
     numbering: Numbering,
     /// The snapshot at the beginning of its loop.
     loop_snapshot: Option<usize>,
@@ -58,9 +60,12 @@ impl KnownTrace {
         body: TraceBody,
         numbering: Numbering,
         effort: Effort,
+        exists: &dyn Fn() -> bool,
     ) -> Self {
         let above = prototypes_above(memory, vm, &body, numbering);
         let functions = TraceFunctions::read(memory, vm, prototypes, &body, numbering, names, &above);
+        // A trace holds its functions alive.
+        let is_outlived = !exists();
         // The same bytecode and exit stubs are read again and again.
         let memory = &PageCache::new(memory);
         let live = LiveVm { memory, vm, trace: &body.trace };
@@ -84,7 +89,17 @@ impl KnownTrace {
             |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == IrOp::LOOP);
         let loop_snapshot = (FIRST..body.code.end()).find(is_loop).map(|at| body.snapshot_of(at));
         let calls_in_tails = functions.calls_in_tails(crate::bytecode_set(&vm.layout));
-        Self { body, functions, attribution, unfinished, lower_frames, calls_in_tails, numbering, loop_snapshot }
+        Self {
+            body,
+            functions,
+            attribution,
+            unfinished,
+            lower_frames,
+            calls_in_tails,
+            is_outlived,
+            numbering,
+            loop_snapshot,
+        }
     }
 
     /// The frames of one of its snapshots, from the frame in which the trace runs inward; [`None`] if they are not known.
@@ -202,6 +217,12 @@ impl Sought {
             Self::Number(number) => identity.number == u32::from(number),
         }
     }
+}
+
+/// Whether the VM has this trace now.
+fn exists<M: ReadMemory>(memory: &M, vm: &Vm, sought: &TraceIdentity) -> bool {
+    let number = u16::try_from(sought.number).ok();
+    number.and_then(|number| trace_by_number(memory, vm, number)).is_some_and(|now| identity(&now) == *sought)
 }
 
 fn holds(identity: &TraceIdentity, address: u64) -> bool {
@@ -322,10 +343,11 @@ impl Traces {
             return known.map(Some);
         }
         let Some(copy) = self.copies.get(identity).filter(|copy| copy.is_whole()).cloned() else { return Ok(None) };
+        let exists = || exists(memory, vm, identity);
         let memory = Copied { memory, trace: &copy };
         let trace = trace_at(&memory, vm, identity.address).ok_or(BodyError::Malformed)?;
         let body = TraceBody::read(&memory, vm, trace)?;
-        let known = self.attribute(&memory, vm, body, None)?;
+        let known = self.attribute(&memory, vm, body, None, &exists)?;
         self.copies.remove(identity);
         self.bytes = self.bytes.saturating_sub(copy.size());
         Ok(Some(known))
@@ -340,7 +362,7 @@ impl Traces {
             return known;
         }
         let body = TraceBody::read(memory, vm, trace)?;
-        self.attribute(memory, vm, body, None)
+        self.attribute(memory, vm, body, None, &|| exists(memory, vm, &identity))
     }
 
     /// A trace that was read before. It is attributed again if its numbering has turned out to be wrong, or it is worth
@@ -358,7 +380,7 @@ impl Traces {
             return Some(Ok(trace.clone()));
         }
         let body = trace.body.clone();
-        Some(self.attribute(memory, vm, body, more))
+        Some(self.attribute(memory, vm, body, more, &|| exists(memory, vm, identity)))
     }
 
     /// Attributes the code of a trace. If no effort is given, it depends on the time that is left.
@@ -368,6 +390,7 @@ impl Traces {
         vm: &Vm,
         body: TraceBody,
         effort: Option<Effort>,
+        exists: &dyn Fn() -> bool,
     ) -> Result<Arc<KnownTrace>, BodyError> {
         let unfit = Numbering::ALL.into_iter().filter(|numbering| !numbering.fits(&body.code));
         for numbering in unfit {
@@ -382,7 +405,8 @@ impl Traces {
         let names = self.names.get_or_insert_with(|| Arc::new(FunctionNames::read(memory, vm))).clone();
         let effort = effort.or_else(|| self.allowance.effort(None)).unwrap_or(Effort::LEAST);
         let began = Instant::now();
-        let known = Arc::new(KnownTrace::read(memory, vm, &mut self.prototypes, names, body, numbering, effort));
+        let prototypes = &mut self.prototypes;
+        let known = Arc::new(KnownTrace::read(memory, vm, prototypes, names, body, numbering, effort, exists));
         self.allowance.spend(began.elapsed());
         self.bytes += known.size();
         self.unfinished += u64::from(known.unfinished.is_some());

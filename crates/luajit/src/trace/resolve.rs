@@ -21,9 +21,9 @@ use super::cache::{KnownTrace, Sought, Traces};
 use super::exit_frames::{NotKnown, restored};
 use super::functions::{Callee, TraceFunctions};
 use super::stacks::NOWHERE;
-use crate::Vm;
 use crate::arch::{ExitStub, called_at, exit_at, exit_in_handler, has_left_its_frame, left_by};
 use crate::object::field;
+use crate::{PrototypeKey, Vm};
 
 /// What is known about the frames within a trace.
 #[derive(Clone, Debug)]
@@ -266,6 +266,14 @@ fn fitting<M: ReadMemory>(
     let mut frames: Vec<FrameRecord> = Vec::with_capacity(chain.len());
     for &(callee, position) in chain.iter().rev() {
         frames.push(record(memory, &vm.layout, &trace.functions, callee, position).map_err(|_| NoTrace::Gone)?);
+    }
+    // What was at the addresses when they were read need not be what ran: of what runs, the sample itself has the key of one.
+    let at_sample = PrototypeKey::of(bottom);
+    let is_lua = |frame: &&FrameRecord| frame.kind == RecordKind::Lua as u8;
+    let mut read = frames.iter().filter(is_lua).map(PrototypeKey::of);
+    let is_other = |key: PrototypeKey| key != at_sample && (trace.is_outlived || key.address == at_sample.address);
+    if read.any(is_other) {
+        return Err(NoTrace::Gone);
     }
     if let Some(last) = frames.last_mut() {
         (last.base, last.vm) = (bottom.base, bottom.vm);
