@@ -170,6 +170,7 @@ impl Routes {
             // Without a request that has one, the key may be another string than the program's.
             Some(RouteState::NoRoute) if !self.is_proven => Unrouted::NotProven,
             Some(RouteState::NoRoute) => return RouteOutcome::NoRoute,
+            Some(RouteState::Shrinking) => Unrouted::Changing,
             Some(RouteState::Unreadable) => Unrouted::Unreadable,
             Some(RouteState::NoTable) => Unrouted::NoTable,
             Some(RouteState::NotInArray) => Unrouted::NotInArray,

@@ -11,13 +11,14 @@ use crate::memory::UserMemory;
 use crate::wakeup::NO_WAKEUP;
 
 /// Sends user space the request that the coroutine `thread` serves, which allocates in this VM while the native stack pointer is
-/// `stack_pointer`, if the request has changed; the fiber that allocates, in programs that have fibers. Returns 0 if there is no room
-/// for the record: the event is lost, too, then.
+/// `stack_pointer`, if the request or its route has changed; the fiber that allocates, in programs that have fibers. `shrunk` is
+/// the block that the call makes smaller or frees; 0 for other calls. Returns 0 if there is no room for the record: the event is
+/// lost, too, then.
 ///
 /// It is a global function, so the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn tell_serving(vm: u32, thread: u64, stack_pointer: u64) -> u32 {
+pub extern "C" fn tell_serving(vm: u32, thread: u64, stack_pointer: u64, shrunk: u64) -> u32 {
     let (Some(place), Some(config), Some(settings)) = (SERVING.get_ptr_mut(vm), VMS.get(vm), CONFIG.get(0)) else {
         return 0;
     };
@@ -28,15 +29,36 @@ pub extern "C" fn tell_serving(vm: u32, thread: u64, stack_pointer: u64) -> u32 
     // entry.
     let room = unsafe { &mut *place };
     (room.now.vm, room.now.generation) = (vm as u16, tally_of(vm).map_or(0, |tally| tally.generation));
-    room.look(&UserMemory, config, &settings.requests, (thread, stack_pointer));
-    if room.now == room.told {
+    room.look(&UserMemory, config, &settings.serving, (thread, stack_pointer));
+    if settings.serving.routes.global != 0 {
+        note_route_of_call(vm, shrunk);
+    }
+    // SAFETY: as above; the function before has given up its own reference.
+    let room = unsafe { &mut *place };
+    if room.is_told() {
         return 1;
     }
     let Some(mut record) = ALLOCATIONS.reserve::<RequestSeen>(0) else { return 0 };
     // SAFETY: a ring buffer's record is nowhere else, and as large as was asked for.
     unsafe { copy_words(&room.now, record.as_mut_ptr()) };
     record.submit(NO_WAKEUP);
-    room.told = room.now;
+    // SAFETY: they are two fields of the room.
+    unsafe { copy_words(&room.now, &raw mut room.told) };
+    1
+}
+
+/// Notes the route of the request that [`tell_serving`] has found. `shrunk` is as there.
+///
+/// It is a function of its own, since the verifier would follow it for each way that leads there.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn note_route_of_call(vm: u32, shrunk: u64) -> u32 {
+    let (Some(place), Some(config), Some(settings)) = (SERVING.get_ptr_mut(vm), VMS.get(vm), CONFIG.get(0)) else {
+        return 0;
+    };
+    // SAFETY: as in `tell_serving`, which has given up its own reference.
+    let room = unsafe { &mut *place };
+    room.look_for_route(&UserMemory, config, &settings.serving, shrunk);
     1
 }
 

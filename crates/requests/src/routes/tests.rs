@@ -249,3 +249,29 @@ fn memory_that_is_not_as_it_should_be_gives_no_other_name() {
 fn is_number(name: &str) -> bool {
     name.parse::<f64>().is_ok()
 }
+
+/// The array part of a table becomes smaller while the keys are not in its new hash part yet.
+#[test]
+fn what_is_not_found_in_a_table_that_becomes_smaller_is_marked() {
+    /// The array part of a table, and any other block.
+    const BLOCKS: [u64; 3] = [0x77_0000, 0x78_0000, 0x79_0000];
+    let entry = (string(0), table_value(OUTER));
+    let none = memory(&[(string(3), NULL)], &[], 7);
+    let no_name = memory(&[entry], &[], 7);
+    let with = memory(&[entry], &[(string(1), string(4))], 7);
+    for (mut memory, tables) in [(none, &[CONTEXT][..]), (no_name, &[CONTEXT, OUTER]), (with, &[])] {
+        memory.put(CONTEXT + 16, BLOCKS[0]);
+        memory.put(OUTER + 16, BLOCKS[1]);
+        let at_once = marks(&memory);
+        for (block, table) in BLOCKS.into_iter().chain([0]).zip([CONTEXT, OUTER, 0, 0]) {
+            let mut marks = at_once;
+            marks.mark_if_shrinking(&memory, block);
+            let wanted = if tables.contains(&table) { RouteState::Shrinking as u32 } else { at_once.state };
+            assert_eq!(marks.state, wanted, "{block:x}");
+        }
+    }
+    let mut routes = routes();
+    let marks = RouteMarks { state: RouteState::Shrinking as u32, ..RouteMarks::default() };
+    let outcome = routes.resolve(&memory(&[], &[], 7), &layout(), &marks, |_| false);
+    assert_eq!(outcome, RouteOutcome::Not(Unrouted::Changing));
+}
