@@ -232,8 +232,9 @@ impl ProcessRoutes {
         RouteOutcome::Not(Unrouted::Running)
     }
 
-    /// The route of a request that has ended. What ends requests is nginx's own code, which changes no table.
-    pub fn of_ended(&mut self, memory: &ProcessMemory, vm: &Vm, marks: &RouteMarks) -> RouteOutcome {
+    /// The route of a request that was looked at when no table was half changed: one that has ended, since what ends requests is
+    /// nginx's own code, or one that has called the allocator, since the kernel half marks the calls that are in between.
+    pub fn of_marks(&mut self, memory: &ProcessMemory, vm: &Vm, marks: &RouteMarks) -> RouteOutcome {
         let Some(routes) = &mut self.routes else { return RouteOutcome::NotLooked };
         routes.resolve(memory, &vm.layout, marks, |_| false)
     }
