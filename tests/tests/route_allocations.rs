@@ -181,7 +181,8 @@ fn what_labels_of_routes_cost() -> Result<()> {
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     for turn in 0..27 {
         let (_, outcome) = record(&nginx, folder.path(), kinds[turn % 3], || load((&nginx, &site), 5, 2))?;
-        let told = outcome.stderr.split_once(" us a call of the allocator").and_then(|(before, _)| before.rsplit('(').next());
+        let told =
+            outcome.stderr.split_once(" us a call of the allocator").and_then(|(before, _)| before.rsplit('(').next());
         let told = told.with_context(|| format!("no cost is told: {}", outcome.stderr))?;
         times[turn % 3].push(told.parse::<f64>()?);
     }

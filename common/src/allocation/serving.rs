@@ -119,10 +119,9 @@ impl ServingRoom {
         }
     }
 
-    /// Puts the route of the request in [`Self::now`] there, if the program's requests have routes. `shrunk` is the block that the
-    /// call makes smaller or frees; 0 for other calls.
+    /// Puts the route of the request in [`Self::now`] there, if the program's requests have routes.
     #[inline(always)]
-    pub fn look_for_route(&mut self, memory: &impl ReadMemory, vm: &VmConfig, layout: &RequestLayout, shrunk: u64) {
+    pub fn look_for_route(&mut self, memory: &impl ReadMemory, vm: &VmConfig, layout: &RequestLayout) {
         let Self { route, now, .. } = self;
         let routes = layout.routes.global;
         if routes == 0 || routes != vm.global || now.marks.state != RequestState::Found as u32 {
@@ -130,8 +129,16 @@ impl ServingRoom {
         }
         clear(route);
         route.read(memory, layout, &vm.layout, now.marks.request);
-        route.mark_if_shrinking(memory, shrunk);
         (now.route, now.route_identity, now.route_state) = (route.name, route.identity, route.state);
+    }
+
+    /// Marks the route in [`Self::now`], which was looked for, if a table that leads to it may be half changed. `shrunk` is the block that the call makes
+    /// smaller or frees; 0 for other calls.
+    #[inline(always)]
+    pub fn mark_route(&mut self, memory: &impl ReadMemory, shrunk: u64) {
+        let Self { route, now, .. } = self;
+        route.mark_if_shrinking(memory, shrunk);
+        now.route_state = route.state;
     }
 
     /// Whether user space knows the current request. It is written without branches: the verifier would follow each of them.

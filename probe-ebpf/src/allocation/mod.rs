@@ -150,11 +150,8 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: 
         let mut objects = ObjectsOf { vm, window: window.wrapping_add(tally.generation) };
         attribute(&UserMemory, config, &mut objects, &mut pending.room, event);
         // An event never comes without its request: it would be taken for one of the request before.
-        let is_told = settings.tells_serving == 0 || {
-            // Without a branch: the verifier would follow all that comes after it twice.
-            let shrunk = pointer & ((size.wrapping_sub(old_size) as i64) >> 63) as u64;
-            tell_serving(vm, pending.room.thread(), arch::stack_pointer(arguments::registers(context)), shrunk) != 0
-        };
+        let is_told = settings.tells_serving == 0
+            || tell_serving(vm, pending.room.thread(), arch::stack_pointer(arguments::registers(context))) != 0;
         if kind == AllocationKind::Free {
             if pointer != 0 {
                 objects.forget(pointer);
