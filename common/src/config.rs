@@ -77,6 +77,8 @@ pub struct Config {
     pub templates: [Template; TEMPLATES],
     /// Where the current request is found.
     pub requests: RequestLayout,
+    /// Where allocation probes find it: with its routes only if somebody asks for them, since each call has to read them.
+    pub serving: RequestLayout,
     /// Whether allocation probes tell which request or which fiber allocates: 0 if not.
     pub tells_serving: u32,
     /// Always 0: keeps the size a multiple of 8.
@@ -89,7 +91,7 @@ const _: () = assert!(size_of::<VmKey>() == 8 + 2 * 4);
 
 const _: () = assert!(
     size_of::<Config>()
-        == 8 + 16 * 4 + 8 + 2 * 16 + 16 * TEMPLATES + size_of::<RequestLayout>() + size_of::<FiberLayout>()
+        == 8 + 16 * 4 + 8 + 2 * 16 + 16 * TEMPLATES + 2 * size_of::<RequestLayout>() + size_of::<FiberLayout>()
 );
 
 /// How many processes one set of BPF programs can record.

@@ -73,6 +73,8 @@ pub enum RouteState {
     TooManyKeys = 6,
     /// The name is found.
     Found = 7,
+    /// A table that was searched was being made smaller.
+    Shrinking = 8,
 }
 
 impl RouteState {
@@ -87,6 +89,7 @@ impl RouteState {
             5 => Self::NotInArray,
             6 => Self::TooManyKeys,
             7 => Self::Found,
+            8 => Self::Shrinking,
             _ => return None,
         })
     }
@@ -110,6 +113,9 @@ pub struct RouteMarks {
 
 /// How many keys that share a place are looked at.
 const MOST_KEYS: u32 = 16;
+
+/// Offset in a `GCtab` of the pointer to its array part, in bytes.
+const ARRAY: u64 = 16;
 
 /// Offset in a request of the pointer to its contexts, in bytes (`ngx_http_request_t.ctx`).
 const CONTEXTS: u64 = 0x10;
@@ -141,7 +147,7 @@ const NIL: u64 = u64::MAX;
 /// Whether tables of this build lie in memory as this module reads them.
 pub const fn is_understood(layout: &VmLayout) -> bool {
     layout.is_gc64()
-        && layout.tab_array == 16
+        && layout.tab_array as u64 == ARRAY
         && layout.tab_node == 40
         && layout.tab_asize == 48
         && layout.tab_hmask == 52
@@ -208,6 +214,26 @@ impl RouteMarks {
             Ok(()) => RouteState::Found,
             Err(state) => state,
         } as u32;
+    }
+
+    /// Marks a route that was read at a call of the allocator if a table was half changed then. `shrunk` is the block that the call
+    /// makes smaller or frees; 0 for other calls.
+    ///
+    /// Most changes of tables call no allocator before they are complete. [`lj_tab_resize`] does: it takes new parts, or frees the
+    /// old hash part, while all keys are where they are looked for. But it makes the array part smaller before it puts the keys
+    /// into the new hash part. That key which is found leads to its own value even then.
+    ///
+    /// [`lj_tab_resize`]: https://github.com/openresty/luajit2/blob/15f58c9648ee40a3fb6617e22e2f3fdff80d66b8/src/lj_tab.c#L235-L297
+    #[inline(always)]
+    pub fn mark_if_shrinking(&mut self, memory: &impl ReadMemory, shrunk: u64) {
+        if shrunk == 0 || self.state != RouteState::NoRoute as u32 {
+            return;
+        }
+        for table in self.tables {
+            if table != 0 && memory.read::<u64>(table.wrapping_add(ARRAY)).map_or(true, |array| array == shrunk) {
+                self.state = RouteState::Shrinking as u32;
+            }
+        }
     }
 
     #[inline(always)]

@@ -120,3 +120,25 @@ fn what_does_not_run_serves_nobody() {
         assert_eq!(server.look(THREAD, 0x40_0000).thread, 0, "no coroutine");
     }
 }
+
+/// Whatever a record may differ in is told, and nothing twice.
+#[test]
+fn user_space_is_told_of_each_change() {
+    let seen = RequestSeen::default();
+    let words = size_of::<RequestSeen>() / 4;
+    let of = |word: usize| {
+        let mut raw = [0_u32; size_of::<RequestSeen>() / 4];
+        raw[word] = 1 << 16;
+        // SAFETY: a record is made of integers, in as many bytes.
+        unsafe { core::mem::transmute::<[u32; size_of::<RequestSeen>() / 4], RequestSeen>(raw) }
+    };
+    for word in 0..words {
+        let mut room = ServingRoom::default();
+        assert!(room.is_told());
+        room.now = of(word);
+        let is_reserved = room.now.reserved_too != 0;
+        assert_eq!(room.is_told(), is_reserved, "{word}");
+        room.told = room.now;
+        assert!(room.is_told() && room.now != seen);
+    }
+}

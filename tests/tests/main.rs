@@ -74,6 +74,7 @@ mod request_allocations;
 mod request_labels;
 mod reuse;
 mod roomy;
+mod route_allocations;
 mod route_labels;
 mod sampling;
 mod selecting;

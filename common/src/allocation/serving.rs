@@ -5,6 +5,9 @@
 //! So the record also has the return address of the C frame in which the coroutine was resumed ([`CFRAME_RESUME`]): user space
 //! knows whose code that is. The main coroutine gets a new word before each run.
 //!
+//! Where somebody asks for routes, the record has that of the request, too: it is read at each call, since a program may choose
+//! it, or another one, at any time.
+//!
 //! [`CFRAME_RESUME`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L275-L277
 
 use crate::arch::resume_return_slot;
@@ -13,6 +16,7 @@ use crate::head::Head;
 use crate::layout::gct;
 use crate::memory::{Pod, ReadMemory, Unreadable, clear};
 use crate::request::{RequestLayout, RequestMarks, RequestState, embedder_word};
+use crate::route::RouteMarks;
 use crate::vm::VmConfig;
 
 /// The first byte of a [`RequestSeen`].
@@ -45,6 +49,22 @@ pub struct RequestSeen {
     pub resumed_from: u64,
     /// The request.
     pub marks: RequestMarks,
+    /// The name of its route, as [`RouteMarks::name`].
+    pub route: u64,
+    /// As [`RouteMarks::identity`].
+    pub route_identity: u64,
+    /// A [`RouteState`](crate::route::RouteState).
+    pub route_state: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved_too: u32,
+}
+
+impl RequestSeen {
+    /// What is known of the route.
+    pub fn route(&self) -> RouteMarks {
+        let Self { route: name, route_identity: identity, route_state: state, .. } = *self;
+        RouteMarks { name, identity, state, ..RouteMarks::default() }
+    }
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
@@ -55,6 +75,7 @@ unsafe impl Pod for RequestSeen {}
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServingRoom {
     head: Head,
+    route: RouteMarks,
     /// The current coroutine and request.
     pub now: RequestSeen,
     /// The last record that user space got.
@@ -62,8 +83,8 @@ pub struct ServingRoom {
 }
 
 const _: () = {
-    assert!(size_of::<RequestSeen>() == 8 + 2 * 8 + size_of::<RequestMarks>());
-    assert!(size_of::<ServingRoom>() == size_of::<Head>() + 2 * size_of::<RequestSeen>());
+    assert!(size_of::<RequestSeen>() == 8 + 2 * 8 + size_of::<RequestMarks>() + 3 * 8);
+    assert!(size_of::<ServingRoom>() == size_of::<Head>() + size_of::<RouteMarks>() + 2 * size_of::<RequestSeen>());
 };
 
 /// No coroutine is known to run.
@@ -78,7 +99,7 @@ impl From<Unreadable> for NotRunning {
 
 impl ServingRoom {
     /// Puts the request into [`Self::now`] that the coroutine `thread` serves, which allocates while the native stack pointer is
-    /// `stack_pointer`. Keeps its `vm` and `generation`.
+    /// `stack_pointer`. Keeps its `vm` and `generation`. The route is read by [`Self::look_for_route`].
     #[inline(always)]
     pub fn look(
         &mut self,
@@ -96,6 +117,50 @@ impl ServingRoom {
             now.marks.state = RequestState::Open as u32;
             now.marks.follow(memory, layout);
         }
+    }
+
+    /// Puts the route of the request in [`Self::now`] there, if the program's requests have routes.
+    #[inline(always)]
+    pub fn look_for_route(&mut self, memory: &impl ReadMemory, vm: &VmConfig, layout: &RequestLayout) {
+        let Self { route, now, .. } = self;
+        let routes = layout.routes.global;
+        if routes == 0 || routes != vm.global || now.marks.state != RequestState::Found as u32 {
+            return;
+        }
+        clear(route);
+        route.read(memory, layout, &vm.layout, now.marks.request);
+        (now.route, now.route_identity, now.route_state) = (route.name, route.identity, route.state);
+    }
+
+    /// Marks the route in [`Self::now`], which was looked for, if a table that leads to it may be half changed. `shrunk` is the block that the call makes
+    /// smaller or frees; 0 for other calls.
+    #[inline(always)]
+    pub fn mark_route(&mut self, memory: &impl ReadMemory, shrunk: u64) {
+        let Self { route, now, .. } = self;
+        route.mark_if_shrinking(memory, shrunk);
+        now.route_state = route.state;
+    }
+
+    /// Whether user space knows the current request. It is written without branches: the verifier would follow each of them.
+    #[inline(always)]
+    pub fn is_told(&self) -> bool {
+        let Self { now, told, .. } = self;
+        let (marks, others) = (&now.marks, &told.marks);
+        let differences = (now.thread ^ told.thread)
+            | (now.resumed_from ^ told.resumed_from)
+            | (marks.request ^ others.request)
+            | (marks.locations ^ others.locations)
+            | (marks.location ^ others.location)
+            | (marks.servers ^ others.servers)
+            | (now.route ^ told.route)
+            | (now.route_identity ^ told.route_identity)
+            | u64::from(now.route_state ^ told.route_state)
+            | u64::from(marks.phase ^ others.phase)
+            | u64::from(marks.state ^ others.state)
+            | u64::from(now.generation ^ told.generation)
+            | u64::from(now.kind ^ told.kind)
+            | u64::from(now.vm ^ told.vm);
+        differences == 0
     }
 }
 

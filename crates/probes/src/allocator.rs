@@ -67,7 +67,6 @@ impl Handlers {
 
 /// A record from the probes.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack")]
 pub enum AllocationRecord {
     /// A call of the allocator.
     Event(AllocationEvent),

@@ -310,7 +310,16 @@ impl Programs {
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn set_requests(&mut self, layout: RequestLayout) -> Result<(), ProbeError> {
-        self.change_config(|config| (config.requests, config.tells_serving) = (layout, layout.is_wanted))
+        self.change_config(|config| config.requests = layout).map_err(ProbeError::sort)
+    }
+
+    /// Has allocation probes tell which request allocates, and which route it takes if the layout says where routes are. Each of
+    /// the two costs each call of the allocator something, so they are for profiles that ask for them.
+    ///
+    /// # Errors
+    /// As [`Self::set_requests`].
+    pub fn set_allocating_requests(&mut self, layout: RequestLayout) -> Result<(), ProbeError> {
+        self.change_config(|config| (config.serving, config.tells_serving) = (layout, layout.is_wanted))
             .map_err(ProbeError::sort)
     }
 

@@ -150,13 +150,14 @@ impl Routes {
     }
 
     /// What is known of the route of a sample, in a VM of this layout. `is_changing` says whether the program may have been
-    /// changing one of these tables.
+    /// changing one of these tables, `is_string` whether the VM still has the string at an address.
     pub fn resolve(
         &mut self,
         memory: &impl ReadMemory,
         layout: &VmLayout,
         marks: &RouteMarks,
         is_changing: impl FnOnce(&[u64]) -> bool,
+        is_string: impl FnOnce(u64) -> bool,
     ) -> RouteOutcome {
         use RouteOutcome::Not;
         let [context, outer] = marks.tables;
@@ -170,11 +171,12 @@ impl Routes {
             // Without a request that has one, the key may be another string than the program's.
             Some(RouteState::NoRoute) if !self.is_proven => Unrouted::NotProven,
             Some(RouteState::NoRoute) => return RouteOutcome::NoRoute,
+            Some(RouteState::Shrinking) => Unrouted::Changing,
             Some(RouteState::Unreadable) => Unrouted::Unreadable,
             Some(RouteState::NoTable) => Unrouted::NoTable,
             Some(RouteState::NotInArray) => Unrouted::NotInArray,
             Some(RouteState::TooManyKeys) => Unrouted::TooManyKeys,
-            Some(RouteState::Found) => match self.name(memory, layout, marks) {
+            Some(RouteState::Found) => match self.name(memory, layout, marks, is_string) {
                 Ok(name) => {
                     self.is_proven = true;
                     return RouteOutcome::Found(self.names.bounded(&name));
@@ -185,7 +187,13 @@ impl Routes {
         Not(why)
     }
 
-    fn name(&mut self, memory: &impl ReadMemory, layout: &VmLayout, marks: &RouteMarks) -> Result<Arc<str>, Unrouted> {
+    fn name(
+        &mut self,
+        memory: &impl ReadMemory,
+        layout: &VmLayout,
+        marks: &RouteMarks,
+        is_string: impl FnOnce(u64) -> bool,
+    ) -> Result<Arc<str>, Unrouted> {
         if value_type(marks.name) != u32::from(gct::STR) {
             return number(marks.name).map(Into::into).ok_or(Unrouted::OddName);
         }
@@ -196,7 +204,7 @@ impl Routes {
         if self.strings.len() >= MOST_STRINGS {
             return Err(Unrouted::TooMany);
         }
-        let name = text(memory, layout, key);
+        let name = text(memory, layout, key, is_string);
         self.strings.insert(key, name.clone());
         name
     }
@@ -216,7 +224,12 @@ fn number(value: u64) -> Option<String> {
 }
 
 /// The text of a string, if it is still the one of this identity.
-fn text(memory: &impl ReadMemory, layout: &VmLayout, (address, identity): (u64, u64)) -> Result<Arc<str>, Unrouted> {
+fn text(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    (address, identity): (u64, u64),
+    is_string: impl FnOnce(u64) -> bool,
+) -> Result<Arc<str>, Unrouted> {
     let gone = Unrouted::NameGone;
     let is_still = || {
         memory.read::<u8>(address.wrapping_add(gct_offset(layout.is_gc64()))) == Ok(gct::STR)
@@ -228,8 +241,9 @@ fn text(memory: &impl ReadMemory, layout: &VmLayout, (address, identity): (u64, 
         let byte = memory.read::<u8>(address.wrapping_add(u64::from(layout.sizeof_str) + at));
         bytes.push(byte.map_err(|_| gone)?);
     }
-    // The string did not change while it was read: it was still there afterwards.
-    if !is_still() {
+    // The string did not change while it was read: it was still there afterwards. One that was freed may still seem to be, but its
+    // last bytes are no text any more.
+    if !is_string(address) || !is_still() {
         return Err(gone);
     }
     Ok(shown(&bytes, length > LONGEST_NAME).into())

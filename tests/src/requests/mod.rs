@@ -257,9 +257,7 @@ impl Site {
     /// # Errors
     /// If nginx does not answer.
     pub fn allocated(&self, nginx: &Nginx) -> Result<BTreeMap<u32, u64>> {
-        let told = nginx.request("/bytes")?;
-        let bytes = told.split_whitespace().map(|bytes| Ok(bytes.parse::<f64>()? as u64));
-        self.lines.keys().copied().zip(bytes).map(|(line, bytes): (_, Result<u64>)| Ok((line, bytes?))).collect()
+        allocated(nginx, self.lines.keys().copied())
     }
 
     /// How much stacks say that the function in each line has allocated, whatever they are grouped by.
@@ -300,6 +298,16 @@ impl Site {
     }
 }
 
+/// How many bytes the functions in these lines have allocated so far, by what they say themselves.
+///
+/// # Errors
+/// If nginx does not answer.
+pub(crate) fn allocated(nginx: &Nginx, lines: impl Iterator<Item = u32>) -> Result<BTreeMap<u32, u64>> {
+    let told = nginx.request("/bytes")?;
+    let bytes = told.split_whitespace().map(|bytes| Ok(bytes.parse::<f64>()? as u64));
+    lines.zip(bytes).map(|(line, bytes): (_, Result<u64>)| Ok((line, bytes?))).collect()
+}
+
 /// The most elements that a table has which they make.
 const MOST_ELEMENTS: usize = 8;
 
@@ -315,27 +323,33 @@ end
 collectgarbage('restart') jit.on()
 ";
 
+/// Code that puts into `S` how many bytes a table of so many elements takes.
+pub(crate) fn measures() -> String {
+    let make = |elements| format!("S[{elements}] = function() F.last = {{ {} }} end\n", vec!["1"; elements].join(", "));
+    (1..=MOST_ELEMENTS).map(make).collect::<String>() + MEASURES
+}
+
+/// Code that allocates, and adds how many bytes that takes to `B[index]`.
+pub(crate) fn allocates(random: &mut Rng, index: usize) -> String {
+    let (tables, elements) = (random.u32(1..40), random.usize(1..=MOST_ELEMENTS));
+    format!(
+        "B[{index}] = B[{index}] + {tables} * S[{elements}] for i = 1, {tables} do F.last = {{ {} }} end",
+        vec!["1"; elements].join(", ")
+    )
+}
+
 /// The functions of so many locations, one a line, and what the lines are.
 fn functions(random: &mut Rng, locations: usize) -> (String, BTreeMap<u32, (usize, &'static str)>) {
     let mut script =
         format!("local F, B, S = {{}}, {{ {} }}, {{}} F.bytes = B\n", vec!["0"; locations * PHASES.len()].join(", "));
-    for elements in 1..=MOST_ELEMENTS {
-        writeln!(script, "S[{elements}] = function() F.last = {{ {} }} end", vec!["1"; elements].join(", "))
-            .unwrap_or(());
-    }
-    script += MEASURES;
+    script += &measures();
     let mut lines = BTreeMap::new();
     for number in 0..locations {
         for phase in PHASES {
             lines.insert(script.lines().count() as u32 + 1, (number, phase));
             let turns = random.u32(20_000..200_000);
             // It says how much it allocates.
-            let (tables, elements) = (random.u32(1..40), random.usize(1..=MOST_ELEMENTS));
-            let index = lines.len();
-            let allocates = format!(
-                "B[{index}] = B[{index}] + {tables} * S[{elements}] for i = 1, {tables} do F.last = {{ {} }} end",
-                vec!["1"; elements].join(", ")
-            );
+            let allocates = allocates(random, lines.len());
             // Some are not compiled.
             let off = if random.u32(..3) == 0 { format!(" jit.off(F.f{number}_{phase})") } else { String::new() };
             let body = format!("{allocates} local x = 0 for i = 1, {turns} do x = x + i % {} end return x", number + 2);

@@ -51,14 +51,14 @@ function F.access()
     route.work()
 end
 
--- Tables that have the route from the beginning grow while the request has them.
-local function grow(route, ctx)
+-- Tables that have the route from the beginning change while the request has them.
+local function change(how, route, ctx)
     for _ = 1, 50 do
         local own = { number = ctx.number }
         if F.kind == "apisix" then own.api_ctx = {} end
         set(own, route)
         ngx.ctx = own
-        route.grow(own.api_ctx or own)
+        route[how](own.api_ctx or own)
     end
     ngx.ctx = ctx
     route.work()
@@ -70,10 +70,14 @@ local ways = {
     function(work) coroutine.wrap(function() work() coroutine.yield() work() end)() end,
     function(work, route) ngx.thread.wait(ngx.thread.spawn(function() work() route.wait() work() end)) end,
     function(work) ngx.location.capture("/sub") work() end,
-    function(_, route, ctx) grow(route, ctx) end,
+    function(_, route, ctx) change("grow", route, ctx) end,
     function(work, _, ctx) ngx.ctx = {} F.none4() F.wait4() ngx.ctx = ctx work() end,
     function(work) ngx.timer.at(0, function() F.none5() end) work() end,
 }
+
+if F.bytes then
+    ways[#ways + 1] = function(_, route, ctx) change("shrink", route, ctx) end
+end
 
 function F.content()
     local ctx = ngx.ctx

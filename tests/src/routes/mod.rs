@@ -21,7 +21,7 @@ use fastrand::Rng;
 
 use crate::folded::{Folded, Stack};
 use crate::nginx::Nginx;
-use crate::requests::{Checked, Requests};
+use crate::requests::{self, Checked, Requests};
 
 /// The file with the code.
 const SCRIPT: &str = "routes.lua";
@@ -48,6 +48,8 @@ impl Gateway {
 pub struct RoutedSite {
     /// What the lines of the functions are for: a route by its number, or none.
     lines: BTreeMap<u32, Option<usize>>,
+    /// The lines of functions that count what they allocate, in the order of their counters.
+    counted: Vec<u32>,
     /// What labels of the routes begin with; all of it for numbers.
     labels: Vec<String>,
     folder: PathBuf,
@@ -59,10 +61,22 @@ impl RoutedSite {
     /// # Errors
     /// If it does not start.
     pub fn start(gateway: Gateway, routes: usize, seed: u64) -> Result<Option<(Nginx, Self)>> {
+        Self::start_as(gateway, routes, seed, false)
+    }
+
+    /// The same, and all functions that compute allocate, too, and count how much.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_allocating(gateway: Gateway, routes: usize, seed: u64) -> Result<Option<(Nginx, Self)>> {
+        Self::start_as(gateway, routes, seed, true)
+    }
+
+    fn start_as(gateway: Gateway, routes: usize, seed: u64, counts: bool) -> Result<Option<(Nginx, Self)>> {
         let site = std::cell::RefCell::new(None);
         let nginx = Nginx::configured(|folder, listen| {
             let mut random = Rng::with_seed(seed);
-            let (script, made) = Self::make(&mut random, gateway, routes, folder)?;
+            let (script, made) = Self::make(&mut random, gateway, routes, (folder, counts))?;
             fs::write(folder.join(SCRIPT), script)?;
             *site.borrow_mut() = Some(made);
             Ok(configuration(gateway, &folder.join(SCRIPT), listen))
@@ -70,28 +84,83 @@ impl RoutedSite {
         Ok(nginx.zip(site.into_inner()))
     }
 
-    fn make(random: &mut Rng, gateway: Gateway, routes: usize, folder: &Path) -> Result<(String, Self)> {
+    /// `counts` says whether functions count what they allocate.
+    fn make(
+        random: &mut Rng,
+        gateway: Gateway,
+        routes: usize,
+        (folder, counts): (&Path, bool),
+    ) -> Result<(String, Self)> {
         let mut script = format!("local F, R, names = {{ kind = '{}' }}, {{}}, {{}}\n", gateway.module());
         script += "for i = 1, 300 do names[i] = 'field' .. i end\n";
-        let mut site = Self { lines: BTreeMap::new(), labels: Vec::new(), folder: folder.to_owned() };
+        if counts {
+            writeln!(script, "local B, S = {{ {} }}, {{}} F.bytes = B", vec!["0"; routes + NONE].join(", "))?;
+            script += &requests::measures();
+        }
+        let mut site =
+            Self { lines: BTreeMap::new(), counted: Vec::new(), labels: Vec::new(), folder: folder.to_owned() };
         for number in 0..routes {
             let (fields, label) = route(random, gateway, number);
             site.labels.push(label);
-            site.lines.insert(script.lines().count() as u32 + 1, Some(number));
             let grow = format!("function(t) for i = 1, {} do t[names[i]] = i end end", random.u32(2..200));
-            let work = work(random);
+            let work = site.work(random, counts, &script);
+            let shrink = shrink(random);
+            site.lines.extend((0..4).map(|line| (script.lines().count() as u32 + 1 + line, Some(number))));
             writeln!(
                 script,
-                "R[{number}] = {{ fields = {{ {fields} }}, work = {work}, wait = {WAIT}, grow = {grow} }}"
+                "R[{number}] = {{ fields = {{ {fields} }}, work = {work},\nwait = {WAIT},\ngrow = {grow},\nshrink = {shrink} }}"
             )?;
         }
         for number in 0..NONE {
-            site.lines.insert(script.lines().count() as u32 + 1, None);
-            let work = work(random);
-            writeln!(script, "F.none{number}, F.wait{number} = {work}, {WAIT_IF_ASKED}")?;
+            let work = site.work(random, counts, &script);
+            site.lines.extend((0..2).map(|line| (script.lines().count() as u32 + 1 + line, None)));
+            writeln!(script, "F.none{number} = {work}\nF.wait{number} = {WAIT_IF_ASKED}")?;
         }
         script += LUA;
         Ok((script, site))
+    }
+
+    /// A function that computes for a while, in the next line of the script.
+    fn work(&mut self, random: &mut Rng, counts: bool, script: &str) -> String {
+        let turns = random.u32(5_000..60_000);
+        let allocates = if counts {
+            self.counted.push(script.lines().count() as u32 + 1);
+            requests::allocates(random, self.counted.len())
+        } else {
+            String::new()
+        };
+        let body = format!("function() {allocates} local x = 0 for i = 1, {turns} do x = x + i % 7 end return x end");
+        // Some are not compiled.
+        if random.u32(..3) == 0 { format!("off({body})") } else { body }
+    }
+
+    /// How many bytes the functions in each line have allocated so far, by what they say themselves.
+    ///
+    /// # Errors
+    /// If nginx does not answer.
+    pub fn allocated(&self, nginx: &Nginx) -> Result<BTreeMap<u32, u64>> {
+        requests::allocated(nginx, self.counted.iter().copied())
+    }
+
+    /// How much stacks say that the function in each line has allocated, whatever they are grouped by.
+    pub fn recorded(&self, folded: &Folded) -> BTreeMap<u32, u64> {
+        let mut recorded = BTreeMap::new();
+        for stack in &folded.stacks {
+            if let Some(line) = self.line(stack) {
+                *recorded.entry(line).or_default() += stack.samples;
+            }
+        }
+        recorded
+    }
+
+    /// What the labels of the routes begin with, or are where they end with no hyphen.
+    pub fn labels(&self) -> &[String] {
+        &self.labels
+    }
+
+    /// Whether this is the label of the route of which labels begin so.
+    pub fn is_label(beginning: &str, label: &str) -> bool {
+        if beginning.ends_with('-') { label.starts_with(beginning) } else { label == beginning }
     }
 
     /// Compares stacks that are grouped by route with what their functions tell.
@@ -108,10 +177,7 @@ impl RoutedSite {
             };
             let is_right = match truth {
                 None => group == "[no route]",
-                Some(number) => {
-                    let label = &self.labels[number];
-                    if label.ends_with('-') { group.starts_with(label) } else { group == label }
-                }
+                Some(number) => Self::is_label(&self.labels[number], group),
             };
             if matches!(group.as_str(), "[route not known]" | "[request not known]" | "[other]") {
                 checked.unknown += stack.samples;
@@ -152,11 +218,19 @@ impl RoutedSite {
 
     /// What the innermost of the functions on a stack is for.
     fn truth(&self, stack: &Stack) -> Option<Option<usize>> {
+        self.lines.get(&self.line(stack)?).copied()
+    }
+
+    /// The line of that function, if the stack tells where it was: a trace may go on beyond the line at which it started.
+    fn line(&self, stack: &Stack) -> Option<u32> {
+        if stack.frames.last()?.starts_with("TRACE [") {
+            return None;
+        }
         let mark = format!("{}:", self.folder.join(SCRIPT).display());
         stack.frames.iter().rev().find_map(|frame| {
             let (_, line) = frame.split_once(&mark)?;
             let line = line.trim_end_matches("_[j]").parse::<u32>().ok()?;
-            self.lines.get(&line).copied()
+            self.lines.contains_key(&line).then_some(line)
         })
     }
 
@@ -184,12 +258,13 @@ const NONE: usize = 6;
 const WAIT: &str = "function() ngx.sleep(tonumber(ngx.var.arg_pause) or 0.001) end";
 const WAIT_IF_ASKED: &str = "function() if ngx.var.arg_pause then ngx.sleep(tonumber(ngx.var.arg_pause)) end end";
 
-/// A function that computes for a while.
-fn work(random: &mut Rng) -> String {
-    let turns = random.u32(5_000..60_000);
-    let body = format!("function() local x = 0 for i = 1, {turns} do x = x + i % 7 end return x end");
-    // Some are not compiled.
-    if random.u32(..3) == 0 { format!("off({body})") } else { body }
+/// A function that makes the array part of a table smaller, in the course of adding other keys.
+fn shrink(random: &mut Rng) -> String {
+    let (elements, left, keys) = (random.u32(4..100), random.u32(0..2), random.u32(8..60));
+    format!(
+        "function(t) for i = 1, {elements} do t[i] = i end for i = {left} + 1, {elements} do t[i] = nil end \
+         for i = 1, {keys} do t[names[i]] = i end end"
+    )
 }
 
 /// The fields of a route, in Lua, and what its label begins with.
@@ -236,6 +311,7 @@ fn configuration(gateway: Gateway, script: &Path, listen: &str) -> String {
                  content_by_lua_block {{ F.again() }}
                  log_by_lua_block {{ F.log() }}
              }}
+             location = /bytes {{ content_by_lua_block {{ ngx.print(table.concat(F.bytes, ' ')) }} }}
              location = /ended {{ content_by_lua_block {{ F.say_ended() }} }}
              location = /sub {{ content_by_lua_block {{ F.none0() ngx.say('sub') }} }}
          }}\n"

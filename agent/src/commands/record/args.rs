@@ -154,7 +154,8 @@ pub struct RecordArgs {
     ///
     /// For OpenResty, and nginx with Lua; fibers are those of Tarantool. What is known of them is proven in the memory of the
     /// program; the rest is under `[request not known]` or `[fiber not known]`, and what has none under `[no request]` or
-    /// `[no fiber]`.
+    /// `[no fiber]`. Routes and plugins are those of Kong and APISIX; a memory profile knows no plugins, since its events have no
+    /// stacks.
     #[arg(long, value_enum, value_name = "LABEL")]
     pub group_by: Option<RequestKey>,
 

@@ -31,8 +31,12 @@ pub struct AllocationRequestSummary {
     pub tally: RequestTally,
     /// What the requests with these labels have allocated.
     pub of_labels: Vec<(Option<RequestLabels>, RequestSums)>,
+    /// The bytes of requests that may have a route that is not known.
+    pub unrouted_bytes: u64,
     /// Whether somebody has asked for requests.
     pub wants_requests: bool,
+    /// Whether somebody has asked for routes.
+    pub wants_routes: bool,
     /// Events of other requests than are kept.
     pub left_out: u64,
 }
@@ -53,15 +57,17 @@ impl AllocationRequestSummary {
         }
         if let Some(why) = self.tally.why_none("event").filter(|_| self.wants_requests && events > 0) {
             writeln!(out, "  no requests        no event is known to serve one: {why}")?;
+        } else if let Some(why) = self.tally.why_no_routes("event").filter(|_| self.wants_routes && events > 0) {
+            writeln!(out, "  no routes          no event is known to take one: {why}")?;
         }
         Ok(())
     }
 
-    /// The events of locations or servers that have no name of their own, because there are too many.
+    /// The events of locations, routes or servers that have no name of their own, because there are too many.
     fn of_others(&self) -> u64 {
         let is_other = |labels: &RequestLabels| {
-            let names = [RequestKey::Location, RequestKey::Server].into_iter().filter_map(|key| labels.get(key));
-            names.into_iter().any(|name| **name == *OTHER)
+            let keys = [RequestKey::Location, RequestKey::Route, RequestKey::Server];
+            keys.into_iter().filter_map(|key| labels.get(key)).any(|name| **name == *OTHER)
         };
         let others = self.of_labels.iter().filter(|(labels, _)| labels.as_ref().is_some_and(is_other));
         others.map(|(_, sums)| sums.events).sum()

@@ -3,6 +3,8 @@
 //! The BPF program sends a record for each change of the coroutine or its request, before the next event. The record has the
 //! return address of the call that resumed the coroutine. It must be in the code of lua-nginx-module, which writes the
 //! coroutine's word before it resumes the coroutine.
+//!
+//! An event has no stack, only the function that it happens in, so nothing tells which plugin it is for.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,13 +19,13 @@ use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_profile::memory::EventRequest;
 use lj_trace_profile::model::RequestKey;
 use lj_trace_requests::{
-    Circumstances, FiberCircumstances, Fibers, RequestOutcome, Requests, ServedRequest, Unlabelled,
+    Circumstances, FiberCircumstances, Fibers, RequestOutcome, Requests, RouteOutcome, ServedRequest, Unlabelled,
 };
 use lj_trace_unwind::symbols::Symbolizer;
 
 use super::request_summary::{AllocationRequestSummary, RequestSums};
 use crate::options::Options;
-use crate::resolve::{RequestTally, SampleRequest, code_around, labels};
+use crate::resolve::{ProcessRoutes, RequestTally, SampleRequest, code_around, labels};
 
 /// What a VM allocates for, as of its last record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +48,8 @@ pub struct AllocationRequests {
     process: Process,
     memory: ProcessMemory,
     requests: Requests,
+    /// Their routes, if somebody asks for them.
+    routes: ProcessRoutes,
     /// The fibers of Tarantool, if somebody asks for them.
     fibers: Fibers,
     /// Address ranges of the code of the file that contains lua-nginx-module.
@@ -56,8 +60,10 @@ pub struct AllocationRequests {
     only: Vec<(RequestKey, String)>,
     /// Whether fibers are asked for.
     wants_fibers: bool,
-    /// Why routes or plugins that were asked for are not there.
-    no_routes: Option<&'static str>,
+    /// Whether routes are asked for.
+    wants_routes: bool,
+    /// Why plugins that were asked for are not there.
+    never_known: Option<&'static str>,
     known: Vec<KnownRequest>,
     indices: HashMap<RequestOutcome, usize>,
     /// The number of events that `only` has left out.
@@ -74,6 +80,7 @@ impl AllocationRequests {
             process: process.clone(),
             memory: process.memory(),
             requests: Requests::default(),
+            routes: ProcessRoutes::default(),
             fibers: Fibers::default(),
             resumer: Vec::new(),
             // A look at each call makes the probes cost half as much again.
@@ -83,11 +90,11 @@ impl AllocationRequests {
             group_by: options.group_by,
             only: options.only_requests.clone(),
             wants_fibers: options.asks_for(RequestKey::Fiber),
-            no_routes: options
-                .asks_for(RequestKey::Route)
-                .then_some("memory profiles do not know of routes")
-                .or(options.asks_for(RequestKey::TraceId).then_some("memory profiles do not know of trace IDs"))
-                .or(options.asks_for(RequestKey::Plugin).then_some("memory profiles do not know of plugins")),
+            wants_routes: options.asks_for(RequestKey::Route) || options.per_request,
+            never_known: options
+                .asks_for(RequestKey::Plugin)
+                .then_some("memory profiles do not know of plugins")
+                .or(options.asks_for(RequestKey::TraceId).then_some("memory profiles do not know of trace IDs")),
             known: Vec::new(),
             indices: HashMap::new(),
             left_out: 0,
@@ -98,10 +105,11 @@ impl AllocationRequests {
         requests
     }
 
-    /// One more VM, which may be the first that has requests: what the kernel half has to be told then.
+    /// One more VM, which may be the first that has requests, or routes: what the kernel half has to be told then.
     pub fn see_vm(&mut self, vm: &Vm) -> Option<RequestLayout> {
         if self.requests.is_wanted() {
-            return None;
+            self.look_at_routes(vm);
+            return self.layout().filter(|_| self.wants_routes);
         }
         self.look_at(std::slice::from_ref(vm));
         self.layout()
@@ -109,7 +117,22 @@ impl AllocationRequests {
 
     /// What the kernel half has to know, if there may be requests.
     pub fn layout(&self) -> Option<RequestLayout> {
-        self.requests.is_wanted().then(|| self.requests.layout())
+        let routes = self.routes.layout().unwrap_or_default();
+        self.requests.is_wanted().then(|| RequestLayout { routes, ..self.requests.layout() })
+    }
+
+    /// Where the kernel half finds routes, if that has only now become known, or has become wrong.
+    pub fn look_for_routes(&mut self) -> Option<RequestLayout> {
+        let is_news = self.wants_routes && self.routes.look_again(&self.process, &self.memory);
+        is_news.then(|| self.layout()).flatten()
+    }
+
+    /// One more VM whose requests may have routes.
+    fn look_at_routes(&mut self, vm: &Vm) {
+        if self.wants_routes {
+            let find = |name: &str| Symbolizer::new(self.process.clone()).function(name);
+            self.routes.see_vm(&self.process, vm, &self.requests.layout(), find);
+        }
     }
 
     fn look_at(&mut self, vms: &[Vm]) {
@@ -129,6 +152,9 @@ impl AllocationRequests {
             accessor
         });
         self.resumer = accessor.map(|address| code_around(&self.process, address)).unwrap_or_default();
+        if self.requests.is_wanted() {
+            vms.iter().for_each(|vm| self.look_at_routes(vm));
+        }
     }
 
     /// Where the kernel half finds fibers, if that has only now become known.
@@ -153,7 +179,7 @@ impl AllocationRequests {
     /// What a VM allocates for from now on.
     pub fn see(&mut self, vm: &Vm, seen: &RequestSeen) -> Serving {
         let is_on_main_thread = seen.thread == vm.main_thread;
-        let outcome = if seen.thread == 0 {
+        let mut outcome = if seen.thread == 0 {
             NO_LUA
         } else if is_on_main_thread || self.is_resumed_by_nginx(vm, seen.resumed_from) {
             // Of the main coroutine each event tells whether Lua runs. nginx resumes no other coroutine than for that.
@@ -164,6 +190,11 @@ impl AllocationRequests {
         } else {
             RequestOutcome::Not(Unlabelled::OtherResumer)
         };
+        if let RequestOutcome::Found(served) = &mut outcome
+            && self.wants_routes
+        {
+            served.route = self.routes.of_marks(&self.memory, vm, &seen.route());
+        }
         // Nobody but nginx has the main coroutine serve one request after the other.
         let is_on_main_thread = is_on_main_thread && !self.resumer.is_empty();
         Serving { index: self.index_of(outcome), is_on_main_thread }
@@ -198,8 +229,7 @@ impl AllocationRequests {
         }
         let mut sample = SampleRequest {
             is_unknown: matches!(outcome, RequestOutcome::Not(_)),
-            // The events of a request do not tell when it gets its route.
-            is_route_unknown: matches!(outcome, RequestOutcome::Found(_)),
+            is_route_unknown: is_route_unknown(&outcome),
             is_plugin_unknown: matches!(outcome, RequestOutcome::Found(_)),
             labels: match &outcome {
                 RequestOutcome::Found(served) => labels(served.clone()),
@@ -224,25 +254,52 @@ impl AllocationRequests {
         let mut tally = RequestTally {
             is_wanted: self.requests.is_wanted() || self.fibers.are_there(),
             are_fibers: self.fibers.are_there(),
-            others: self.requests.others() + self.fibers.others(),
+            others: self.requests.others() + self.fibers.others() + self.routes.others(),
             no_phases: self.requests.no_phases(),
             no_fibers: self.fibers.why_not(),
-            no_routes: self.no_routes,
+            no_routes: self.routes.why_not().filter(|_| self.wants_routes).or(self.never_known),
             ..RequestTally::default()
         };
+        let mut unrouted_bytes = 0;
         let mut of_labels = Vec::new();
         for KnownRequest { outcome, request, sums } in self.known.iter().filter(|known| known.sums.events > 0) {
             match outcome {
                 RequestOutcome::NotLooked => {}
                 RequestOutcome::NoRequest => tally.without += sums.events,
                 RequestOutcome::Not(reason) => *tally.unknown.entry(reason.to_string()).or_default() += sums.events,
-                RequestOutcome::Found(_) => tally.found += sums.events,
+                RequestOutcome::Found(served) => {
+                    tally.found += sums.events;
+                    match &served.route {
+                        RouteOutcome::NotLooked => {}
+                        RouteOutcome::NoRoute => tally.unrouted += sums.events,
+                        RouteOutcome::Found(_) => tally.routed += sums.events,
+                        RouteOutcome::Not(reason) => {
+                            *tally.unknown_routes.entry(reason.to_string()).or_default() += sums.events;
+                            unrouted_bytes += sums.bytes;
+                        }
+                    }
+                }
             }
             of_labels.push((request.labels.clone(), *sums));
         }
-        let wants_requests = self.group_by.is_some() || !self.only.is_empty();
-        AllocationRequestSummary { tally, of_labels, wants_requests, left_out: self.left_out }
+        let wants = |key| self.group_by == Some(key) || self.only.iter().any(|(own, _)| *own == key);
+        AllocationRequestSummary {
+            tally,
+            of_labels,
+            unrouted_bytes,
+            wants_requests: self.group_by.is_some() || !self.only.is_empty(),
+            wants_routes: wants(RequestKey::Route),
+            left_out: self.left_out,
+        }
     }
+}
+
+/// Whether there is a request, which may have a route that is not known.
+fn is_route_unknown(outcome: &RequestOutcome) -> bool {
+    matches!(
+        outcome,
+        RequestOutcome::Found(ServedRequest { route: RouteOutcome::NotLooked | RouteOutcome::Not(_), .. })
+    )
 }
 
 /// Whether an event tells that a Lua function is on the coroutine's stack.

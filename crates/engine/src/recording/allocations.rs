@@ -129,7 +129,7 @@ impl MemoryPreparation {
         let RecordTarget { options, process, maps, vms, only, .. } = target;
         let handlers = if options.testing.no_uprobe_session { Handlers::RECORD_SEPARATELY } else { Handlers::RECORD };
         if let Some(layout) = self.requests.layout() {
-            programs.set_requests(layout)?;
+            programs.set_allocating_requests(layout)?;
         }
         let mut requests = self.requests;
         if let Some(layout) = requests.look_for_fibers() {
@@ -275,6 +275,9 @@ impl MemoryRecording {
         let (began, time) = (now(), Instant::now());
         if let Some(layout) = self.requests.look_for_fibers() {
             programs.set_allocating_fibers(layout)?;
+        }
+        if let Some(layout) = self.requests.look_for_routes() {
+            programs.set_allocating_requests(layout)?;
         }
         let is_empty = self.drain_events(programs, process, budget)?;
         self.look_after_vms(programs, process, is_empty)?;
@@ -581,7 +584,7 @@ impl MemoryRecording {
             return Ok(());
         }
         if let Some(layout) = self.requests.see_vm(vm) {
-            programs.set_requests(layout)?;
+            programs.set_allocating_requests(layout)?;
         }
         let number = self.vms;
         let mut events = MemoryEvents::read(process, vm, number, self.version, &self.room);

@@ -21,5 +21,5 @@ pub use naming::{Namer, UNSEARCHED};
 pub use pipeline::{Code, Pipeline, Resolved, ResolvedFrame, Tally};
 pub(crate) use requests::labels;
 pub use requests::{LabelLayout, RequestLabeller, RequestTally, SampleRequest};
-pub(crate) use routes::code_around;
+pub(crate) use routes::{ProcessRoutes, code_around};
 pub use trace_table::{SampledTrace, TraceTable};

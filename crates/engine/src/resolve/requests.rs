@@ -331,7 +331,7 @@ impl RequestLabeller {
     pub fn of_ended(&mut self, vm: &Vm, ended: &EndedRequest) -> Option<RequestLabels> {
         let (request, route) = ended.marks();
         let RequestOutcome::Found(mut served) = self.requests.of_ended(&self.memory, &request) else { return None };
-        served.route = self.routes.of_ended(&self.memory, vm, &route);
+        served.route = self.routes.of_marks(&self.memory, vm, &route);
         labels(served)
     }
 

@@ -12,7 +12,7 @@ use lj_trace_common::route::{
 };
 use lj_trace_common::vm::VmState;
 use lj_trace_luajit::Vm;
-use lj_trace_luajit::interned::{find_strings, is_interned, string_number};
+use lj_trace_luajit::interned::{find_strings, has_string, is_interned, string_number};
 use lj_trace_luajit::object::field;
 use lj_trace_luajit::table::entry;
 use lj_trace_luajit::value::{self, Value};
@@ -225,17 +225,18 @@ impl ProcessRoutes {
             let is_same = marks == again;
             let is_certain = was_idle && is_idle || marks.state == RouteState::Found as u32;
             if is_same && is_certain {
-                return routes.resolve(memory, &vm.layout, &marks, |_| false);
+                return routes.resolve(memory, &vm.layout, &marks, |_| false, is_string(memory, vm));
             }
             (marks, was_idle) = (again, is_idle);
         }
         RouteOutcome::Not(Unrouted::Running)
     }
 
-    /// The route of a request that has ended. What ends requests is nginx's own code, which changes no table.
-    pub fn of_ended(&mut self, memory: &ProcessMemory, vm: &Vm, marks: &RouteMarks) -> RouteOutcome {
+    /// The route of a request that was looked at when no table was half changed: one that has ended, since what ends requests is
+    /// nginx's own code, or one that has called the allocator, since the kernel half marks the calls that are in between.
+    pub fn of_marks(&mut self, memory: &ProcessMemory, vm: &Vm, marks: &RouteMarks) -> RouteOutcome {
         let Some(routes) = &mut self.routes else { return RouteOutcome::NotLooked };
-        routes.resolve(memory, &vm.layout, marks, |_| false)
+        routes.resolve(memory, &vm.layout, marks, |_| false, is_string(memory, vm))
     }
 
     /// The route of a sample that hit this VM.
@@ -248,8 +249,13 @@ impl ProcessRoutes {
     ) -> RouteOutcome {
         let Some(routes) = &mut self.routes else { return RouteOutcome::NotLooked };
         let is_changing = |tables: &[u64]| may_change(sample, native, vm, &self.luajit, tables);
-        routes.resolve(memory, &vm.layout, &sample.header.route, is_changing)
+        routes.resolve(memory, &vm.layout, &sample.header.route, is_changing, is_string(memory, vm))
     }
+}
+
+/// Whether a VM has the string at an address.
+fn is_string(memory: &ProcessMemory, vm: &Vm) -> impl Fn(u64) -> bool {
+    move |address| has_string(memory, vm, address) == Ok(true)
 }
 
 /// Whether no code runs in a VM: the coroutine that ran last is in no C frame.

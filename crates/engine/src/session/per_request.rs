@@ -3,7 +3,7 @@
 use lj_trace_profile::ProfileKind;
 use lj_trace_profile::answer::{CpuFacts, OfRequests, PerRequest, RequestTime, TimeErrors};
 use lj_trace_profile::model::{RequestKey, RequestLabels};
-use lj_trace_text::Room;
+use lj_trace_text::{Room, bytes as shown_bytes};
 
 use crate::options::Options;
 use crate::recording::Summaries;
@@ -21,24 +21,35 @@ pub fn lines(options: &Options, facts: Option<&CpuFacts>, told: &[(&str, &Summar
     let ended: OfRequests = kept.collect();
     let time = facts.and_then(|facts| time(options, facts, told));
     let bytes = bytes(told);
-    let has_routes = ended.iter().flat_map(|(labels, _)| labels).any(|labels| labels.get(RequestKey::Route).is_some());
-    let all = PerRequest { ended, seconds, time, bytes };
-    match all.bytes {
-        // A memory profile knows of no routes.
-        Some(_) if has_routes => {
-            let ended = all
-                .ended
-                .iter()
-                .map(|(labels, count)| (labels.as_ref().and_then(|labels| labels.without(RequestKey::Route)), *count))
-                .collect();
+    let mut all = PerRequest { ended, seconds, time, bytes };
+    match &all.bytes {
+        // The memory profile does not know where routes are.
+        Some(bytes) if has_routes(&all.ended) && !has_routes(bytes) => {
             if all.time.is_some() {
                 text += &PerRequest { bytes: None, ..all.clone() }.text(room);
             }
-            text += &PerRequest { ended, time: None, ..all }.text(room);
+            (all.ended, all.time) = (without_routes(&all.ended), None);
         }
-        _ => text += &all.text(room),
+        _ => {}
+    }
+    text += &all.text(room);
+    let unknown = unrouted_bytes(told);
+    if unknown > 0 && all.bytes.as_ref().is_some_and(|bytes| has_routes(bytes)) {
+        let unknown = shown_bytes(unknown);
+        text += &format!("in no row: {unknown} that requests have allocated whose route is not known\n");
     }
     text
+}
+
+/// Whether some of these have a route.
+fn has_routes(requests: &[(Option<RequestLabels>, u64)]) -> bool {
+    requests.iter().flat_map(|(labels, _)| labels).any(|labels| labels.get(RequestKey::Route).is_some())
+}
+
+/// The same requests, without their routes.
+fn without_routes(requests: &[(Option<RequestLabels>, u64)]) -> OfRequests {
+    let without = |labels: &Option<RequestLabels>| labels.as_ref().and_then(|labels| labels.without(RequestKey::Route));
+    requests.iter().map(|(labels, count)| (without(labels), *count)).collect()
 }
 
 /// Whether samples of these requests are kept. A request that has ended has no phase any more, and no plugin.
@@ -66,4 +77,9 @@ fn bytes(told: &[(&str, &Summaries)]) -> Option<OfRequests> {
     let is_complete = memory().next().is_some() && memory().all(|memory| memory.estimate.is_none());
     let of_labels = || memory().flat_map(|memory| &memory.requests.of_labels);
     is_complete.then(|| of_labels().map(|(labels, sums)| (labels.clone(), sums.bytes)).collect())
+}
+
+/// The bytes of requests whose route is not known.
+fn unrouted_bytes(told: &[(&str, &Summaries)]) -> u64 {
+    told.iter().filter_map(|(_, summaries)| Some(summaries.memory()?.requests.unrouted_bytes)).sum()
 }

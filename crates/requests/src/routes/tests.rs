@@ -118,7 +118,7 @@ fn marks(memory: &impl ReadMemory) -> RouteMarks {
 }
 
 fn label(routes: &mut Routes, memory: &impl ReadMemory) -> RouteOutcome {
-    routes.resolve(memory, &layout(), &marks(memory), |_| false)
+    routes.resolve(memory, &layout(), &marks(memory), |_| false, |_| true)
 }
 
 fn found(name: &str) -> RouteOutcome {
@@ -163,10 +163,11 @@ fn what_has_no_route_is_believed_after_something_had_one() {
 fn what_may_be_half_changed_is_marked() {
     let memory = memory(&[(string(0), table_value(OUTER))], &[(string(1), string(4))], 7);
     let mut asked = Vec::new();
-    let outcome = routes().resolve(&memory, &layout(), &marks(&memory), |tables| {
+    let is_changing = |tables: &[u64]| {
         asked = tables.to_vec();
         true
-    });
+    };
+    let outcome = routes().resolve(&memory, &layout(), &marks(&memory), is_changing, |_| true);
     assert_eq!(outcome, RouteOutcome::Not(Unrouted::Changing));
     assert_eq!(asked, [CONTEXTS, CONTEXT, OUTER]);
 }
@@ -175,9 +176,12 @@ fn what_may_be_half_changed_is_marked() {
 fn a_string_that_is_gone_is_not_taken_for_another() {
     let mut memory = memory(&[(string(0), table_value(OUTER))], &[(string(1), string(4))], 7);
     let seen = marks(&memory);
-    let resolve = |routes: &mut Routes, memory: &Words| routes.resolve(memory, &layout(), &seen, |_| false);
+    let resolve = |routes: &mut Routes, memory: &Words| routes.resolve(memory, &layout(), &seen, |_| false, |_| true);
     let mut knows = routes();
     assert_eq!(resolve(&mut knows, &memory), found("shop-by-name"));
+    // It was freed, and only its last bytes have changed.
+    let freed = routes().resolve(&memory, &layout(), &seen, |_| false, |_| false);
+    assert_eq!(freed, RouteOutcome::Not(Unrouted::NameGone));
     // Another string of the same length is there now, with a number of its own.
     put_string(&mut memory, 4, b"shop-by-NAME");
     memory.put_half(string_at(4) + 12, 0x999);
@@ -268,4 +272,30 @@ fn whatever_a_program_does_a_route_is_unknown_or_right() {
         let is_right = found == truth || matches!(found, RouteOutcome::Not(_));
         assert!(!harm.only_hides() || is_right, "{seed}: {harm:?} {found:?}");
     }
+}
+
+/// The array part of a table becomes smaller while the keys are not in its new hash part yet.
+#[test]
+fn what_is_not_found_in_a_table_that_becomes_smaller_is_marked() {
+    /// The array part of a table, and any other block.
+    const BLOCKS: [u64; 3] = [0x77_0000, 0x78_0000, 0x79_0000];
+    let entry = (string(0), table_value(OUTER));
+    let none = memory(&[(string(3), NULL)], &[], 7);
+    let no_name = memory(&[entry], &[], 7);
+    let with = memory(&[entry], &[(string(1), string(4))], 7);
+    for (mut memory, tables) in [(none, &[CONTEXT][..]), (no_name, &[CONTEXT, OUTER]), (with, &[])] {
+        memory.put(CONTEXT + 16, BLOCKS[0]);
+        memory.put(OUTER + 16, BLOCKS[1]);
+        let at_once = marks(&memory);
+        for (block, table) in BLOCKS.into_iter().chain([0]).zip([CONTEXT, OUTER, 0, 0]) {
+            let mut marks = at_once;
+            marks.mark_if_shrinking(&memory, block);
+            let wanted = if tables.contains(&table) { RouteState::Shrinking as u32 } else { at_once.state };
+            assert_eq!(marks.state, wanted, "{block:x}");
+        }
+    }
+    let mut routes = routes();
+    let marks = RouteMarks { state: RouteState::Shrinking as u32, ..RouteMarks::default() };
+    let outcome = routes.resolve(&memory(&[], &[], 7), &layout(), &marks, |_| false, |_| true);
+    assert_eq!(outcome, RouteOutcome::Not(Unrouted::Changing));
 }
