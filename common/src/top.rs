@@ -93,8 +93,9 @@ pub fn find(
         {
             // PC is in the function at BASE, or past the header of a C function that the trace does not call itself.
             let is_known = scratch.0.position != NO_POSITION;
-            let header = memory.read_ref(gc64, function.wrapping_add(u64::from(layout.fn_pc)));
-            if is_known || header == Ok(pc.wrapping_sub(4)) {
+            // Comparing with `Ok(_)` would compare a value that an error does not set, which the verifier refuses.
+            let header = memory.read_ref(gc64, function.wrapping_add(u64::from(layout.fn_pc))).unwrap_or(pc);
+            if is_known || header == pc.wrapping_sub(4) {
                 (top.base, top.pc, top.flags) = (base, if is_known { pc } else { 0 }, SAMPLE_BASE_IN_REGISTERS);
                 return Ok(top);
             }
