@@ -151,6 +151,15 @@ pub fn find(
             return Ok(top);
         }
     }
+    if let Some(link) = reg::LINK
+        && !in_text
+        && (is_callback_code(vm, at_pc) || is_callback_code(vm, registers[link]))
+    {
+        // A function that this code has called may have made the Lua frame, or its return address be left in the register.
+        let link = link_below(memory, gc64, top.base)?;
+        top.crosses = u32::from(!is_callback(memory, gc64, top.base, link));
+        return Ok(top);
+    }
     if !in_text && vm.edges.callback_calls[0] != NOWHERE {
         let return_address = return_address_below(memory, cframe)?;
         if vm.edges.callback_calls.contains(&(return_address.wrapping_sub(vm.text_start) as u32)) {
@@ -404,6 +413,13 @@ fn continuation(memory: &impl ReadMemory, gc64: bool, base: u64) -> (u64, u64) {
         let [id, pc] = memory.read::<[u32; 2]>(base.wrapping_sub(16)).unwrap_or_default();
         (u64::from(id), u64::from(pc))
     }
+}
+
+/// Whether C code of FFI callbacks runs at `address` with a C frame that has no Lua frame.
+#[inline(always)]
+fn is_callback_code(vm: &VmConfig, address: u64) -> bool {
+    let offset = address.wrapping_sub(vm.text_start);
+    offset as i32 as u64 == offset && is_in(&vm.edges.callback_code, offset as u32)
 }
 
 /// Whether the frame at `base` with this link is that of an FFI callback.
