@@ -5,8 +5,8 @@
 //! It puts `L->base` at the dropped frame while it converts the result, and resets it before it unlinks the C frame.
 //! Their own code shows which instructions these are: those between the stores to `L->cframe` and to `L->base`.
 //!
-//! [`lj_ccallback_enter`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ccallback.c#L656-L688
-//! [`lj_ccallback_leave`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ccallback.c#L691-L715
+//! [`lj_ccallback_enter`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ccallback.c#L720-L741
+//! [`lj_ccallback_leave`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ccallback.c#L744-L764
 
 use std::collections::BTreeSet;
 use std::ops::Range;
