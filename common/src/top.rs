@@ -93,8 +93,9 @@ pub fn find(
         {
             // PC is in the function at BASE, or past the header of a C function that the trace does not call itself.
             let is_known = scratch.0.position != NO_POSITION;
-            let header = memory.read_ref(gc64, function.wrapping_add(u64::from(layout.fn_pc)));
-            if is_known || header == Ok(pc.wrapping_sub(4)) {
+            // Comparing with `Ok(_)` would compare a value that an error does not set, which the verifier refuses.
+            let header = memory.read_ref(gc64, function.wrapping_add(u64::from(layout.fn_pc))).unwrap_or(pc);
+            if is_known || header == pc.wrapping_sub(4) {
                 (top.base, top.pc, top.flags) = (base, if is_known { pc } else { 0 }, SAMPLE_BASE_IN_REGISTERS);
                 return Ok(top);
             }
@@ -149,6 +150,15 @@ pub fn find(
             top.flags = SAMPLE_BASE_IN_REGISTERS;
             return Ok(top);
         }
+    }
+    if let Some(link) = reg::LINK
+        && !in_text
+        && (is_callback_code(vm, at_pc) || is_callback_code(vm, registers[link]))
+    {
+        // A function that this code has called may have made the Lua frame, or its return address be left in the register.
+        let link = link_below(memory, gc64, top.base)?;
+        top.crosses = u32::from(!is_callback(memory, gc64, top.base, link));
+        return Ok(top);
     }
     if !in_text && vm.edges.callback_calls[0] != NOWHERE {
         let return_address = return_address_below(memory, cframe)?;
@@ -403,6 +413,13 @@ fn continuation(memory: &impl ReadMemory, gc64: bool, base: u64) -> (u64, u64) {
         let [id, pc] = memory.read::<[u32; 2]>(base.wrapping_sub(16)).unwrap_or_default();
         (u64::from(id), u64::from(pc))
     }
+}
+
+/// Whether C code of FFI callbacks runs at `address` with a C frame that has no Lua frame.
+#[inline(always)]
+fn is_callback_code(vm: &VmConfig, address: u64) -> bool {
+    let offset = address.wrapping_sub(vm.text_start);
+    offset as i32 as u64 == offset && is_in(&vm.edges.callback_code, offset as u32)
 }
 
 /// Whether the frame at `base` with this link is that of an FFI callback.

@@ -64,6 +64,9 @@ pub struct VmEdges {
     pub continuing: [CodeRange; 1],
     /// Return addresses of the two calls that enter and leave an FFI callback, as offsets; [`NOWHERE`] if unknown.
     pub callback_calls: [u32; 2],
+    /// C functions that the interpreter calls for FFI callbacks, while the callback's C frame has no Lua frame; lower
+    /// addresses than the interpreter's are offsets that wrap around.
+    pub callback_code: [CodeRange; 8],
     /// Instructions that store the link of a new frame after BASE has moved there, as offsets; unused entries are
     /// [`NOWHERE`].
     pub links: [u32; 8],
@@ -96,6 +99,7 @@ impl VmEdges {
             callback_left: [none; 1],
             continuing: [none; 1],
             callback_calls: [NOWHERE; 2],
+            callback_code: [none; 8],
             links: [NOWHERE; 8],
             base_in_state: [none; 64],
             base_kept: [none; 40],

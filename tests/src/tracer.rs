@@ -80,12 +80,31 @@ impl Outcome {
     /// # Errors
     /// If the summary has no line `what  NUMBER (PERCENT%)`.
     pub fn share(&self, what: &str) -> Result<f64> {
-        let share = |line: &str| {
-            let (_, percent) = line.trim_start().strip_prefix(what)?.trim_start().split_once(" (")?;
-            percent.strip_suffix("%)")?.parse().ok()
-        };
-        let share = self.stderr.lines().find_map(share);
-        share.with_context(|| format!("the summary has no line of {what:?}: {}", self.stderr))
+        let (_, percent) = self.figure(what)?;
+        percent.parse().with_context(|| format!("{what}: {percent}% is no share"))
+    }
+
+    /// The number that the summary gives for `what`.
+    ///
+    /// # Errors
+    /// As [`Self::share`].
+    pub fn count(&self, what: &str) -> Result<u64> {
+        let (number, _) = self.figure(what)?;
+        number.parse().with_context(|| format!("{what}: {number} is no count"))
+    }
+
+    /// How many samples or other events the summary says were lost.
+    pub fn lost(&self) -> u64 {
+        let losses = self.stderr.lines().filter_map(|line| line.strip_prefix("LOST: "));
+        losses.filter_map(|loss| loss.split(' ').next()?.parse::<u64>().ok()).sum()
+    }
+
+    fn figure(&self, what: &str) -> Result<(&str, &str)> {
+        let figure = self.stderr.lines().find_map(|line| {
+            let (number, percent) = line.trim_start().strip_prefix(what)?.trim_start().split_once(" (")?;
+            Some((number, percent.strip_suffix("%)")?))
+        });
+        figure.with_context(|| format!("the summary has no line of {what:?}: {}", self.stderr))
     }
 }
 

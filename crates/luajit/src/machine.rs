@@ -85,7 +85,7 @@ impl Vm {
         let mut config = VmConfig::new(self.global, self.main_thread, text, self.layout);
         let Edges { entering, returning, leaving, callback_left, continuing, callback_calls, .. } = &self.text.edges;
         let Edges { links, base_in_state, base_kept, results_stored, frame_left, pc_elsewhere, .. } = &self.text.edges;
-        let Edges { beside_traces, before_fetch, .. } = &self.text.edges;
+        let Edges { beside_traces, before_fetch, callback_code, .. } = &self.text.edges;
         config.edges = VmEdges {
             entering: self.places(entering),
             returning: self.places(returning),
@@ -93,6 +93,7 @@ impl Vm {
             callback_left: self.places(callback_left),
             continuing: self.places(continuing),
             callback_calls: self.offsets(callback_calls),
+            callback_code: self.places(callback_code),
             links: self.offsets(links),
             base_in_state: self.places(base_in_state),
             base_kept: self.places(base_kept),
@@ -112,13 +113,13 @@ impl Vm {
         std::array::from_fn(|index| addresses.get(index).map_or(NOWHERE, offset))
     }
 
-    /// Ranges of the interpreter's code, as the offsets that the probes use.
+    /// Ranges of the interpreter's code, or of code near it, as the offsets that the probes use.
     fn places<const N: usize>(&self, ranges: &[Range<u64>]) -> [CodeRange; N] {
         debug_assert!(ranges.len() <= N, "{} ranges, room for {N}", ranges.len());
         let start = self.text.range.start;
         let place = |range: &Range<u64>| CodeRange {
-            start: range.start.saturating_sub(start) as u32,
-            end: range.end.saturating_sub(start) as u32,
+            start: range.start.wrapping_sub(start) as u32,
+            end: range.end.wrapping_sub(start) as u32,
         };
         std::array::from_fn(|index| ranges.get(index).map_or_else(CodeRange::default, place))
     }

@@ -16,7 +16,7 @@ use lj_trace_common::arch::{SIGNS_RETURNS, reg};
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_process::{Mapping, Maps};
-use lj_trace_unwind::arch::{code_frame, edges};
+use lj_trace_unwind::arch::{callback_code, code_frame, edges};
 use lj_trace_unwind::vm_edges::Edges;
 use lj_trace_unwind::vm_frame::CodeFrame;
 use object::Endianness;
@@ -78,7 +78,13 @@ fn read_code<M: ReadMemory>(memory: &M, range: &Range<u64>) -> Vec<u8> {
 
 /// Places in the interpreter where a C frame has no Lua frame. The range of its code and the VM's layout must be known.
 pub fn interpreter_edges<M: ReadMemory>(memory: &M, range: &Range<u64>, layout: &VmLayout) -> Edges {
-    edges(&read_code(memory, range), range.start, layout)
+    let code = read_code(memory, range);
+    let mut found = edges(&code, range.start, layout);
+    // The call is the last of these instructions.
+    let drops = found.callback_left.first().map(|range| range.end.saturating_sub(4));
+    let read = |address, length| read_some(memory, address, length);
+    found.callback_code = callback_code(&code, range.start, drops, layout, read);
+    found
 }
 
 /// The function around `address`, if the file mapped there has unwind information for it.

@@ -20,6 +20,9 @@ pub struct Edges {
     pub continuing: Vec<Range<u64>>,
     /// Return addresses of the calls that enter and leave an FFI callback.
     pub callback_calls: Vec<u64>,
+    /// C functions that the interpreter calls for FFI callbacks, while the callback's C frame has no Lua frame: `L->base`
+    /// belongs to the Lua code that called C.
+    pub callback_code: Vec<Range<u64>>,
     /// The instructions that store a new frame's link.
     pub links: Vec<u64>,
     /// Around calls of C functions: BASE's register holds an argument or a result, and `L->base` has the value of BASE.
@@ -56,6 +59,7 @@ impl Edges {
             callback_left: ranges(&self.callback_left),
             continuing: ranges(&self.continuing),
             callback_calls: addresses(&self.callback_calls),
+            callback_code: ranges(&self.callback_code),
             links: addresses(&self.links),
             base_in_state: ranges(&self.base_in_state),
             base_kept: ranges(&self.base_kept),

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, ValueEnum};
+use lj_trace_tests::oracle::complete::Incomplete;
 use lj_trace_tests::oracle::generate::{Interface, Program};
 use lj_trace_tests::oracle::judge::Wrong;
 use lj_trace_tests::oracle::{Figures, SCRIPT, Settings, Verdict, generate, native, record, run, shrink, truth};
@@ -33,7 +34,7 @@ struct Cli {
     /// Samples a second
     #[arg(long, default_value_t = 1999)]
     rate: u32,
-    /// How many wrong stacks are shown of each recording
+    /// How many wrong stacks are shown of each recording, and how many that are not complete
     #[arg(long, default_value_t = 3)]
     show: usize,
     /// Keeps the programs that fail in this folder
@@ -211,9 +212,18 @@ fn show(name: &str, figures: &Figures, most: usize) {
         let (right, marked) = (count(counts, Verdict::Right), count(counts, Verdict::Marked));
         format!("{right} right, {marked} marked, {} wrong", wrong(counts))
     };
-    println!("seed {name}: in C: {}; elsewhere: {}", part(&figures.own), part(&figures.others));
+    let Incomplete { native, lua } = figures.incomplete;
+    println!(
+        "seed {name}: in C: {}; elsewhere: {}; not complete: {native} native, {lua} Lua; {} lost",
+        part(&figures.own),
+        part(&figures.others),
+        figures.lost
+    );
     for (samples, wrong, stack) in figures.failures.iter().take(most) {
         println!("    {samples} {wrong:?}: {stack}");
+    }
+    for (samples, stack) in figures.gaps.iter().take(most) {
+        println!("    {samples} not complete: {stack}");
     }
     if figures.overrun > 1.0 {
         println!("    it took {:.1} s longer than it was to", figures.overrun);
@@ -233,6 +243,8 @@ struct Totals {
     others_marked: u64,
     by_kind: BTreeMap<Wrong, u64>,
     marks: BTreeMap<String, u64>,
+    incomplete: Incomplete,
+    lost: u64,
     without_line: u64,
     overrun: f64,
 }
@@ -260,6 +272,9 @@ impl Totals {
         for (mark, count) in &figures.marks {
             *self.marks.entry(mark.clone()).or_default() += count;
         }
+        self.incomplete.native += figures.incomplete.native;
+        self.incomplete.lua += figures.incomplete.lua;
+        self.lost += figures.lost;
         self.without_line += figures.without_line;
         self.overrun = self.overrun.max(figures.overrun);
     }
@@ -297,8 +312,19 @@ fn table(totals: &BTreeMap<(&str, bool), Totals>) {
         );
     }
     for ((program, jit), totals) in totals {
+        let samples = totals.own + totals.others;
+        let complete = |incomplete: u64| 100.0 - 100.0 * incomplete as f64 / samples.max(1) as f64;
+        let Incomplete { native, lua } = totals.incomplete;
+        println!(
+            "{program}, JIT {}: of {samples} samples, {:.3}% have complete Lua stacks (all but {lua}), {:.3}% complete native \
+             stacks (all but {native}); {} samples were lost",
+            if *jit { "on" } else { "off" },
+            complete(lua),
+            complete(native),
+            totals.lost
+        );
         for (mark, count) in &totals.marks {
-            let share = 100.0 * *count as f64 / (totals.own + totals.others).max(1) as f64;
+            let share = 100.0 * *count as f64 / samples.max(1) as f64;
             println!("{program}, JIT {}: {count} ({share:.3}%) have {mark}", if *jit { "on" } else { "off" });
         }
     }

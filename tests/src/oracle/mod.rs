@@ -3,6 +3,7 @@
 //! Each Lua function of a program calls a C function of its own. So a sample in C tells which Lua function must stand
 //! above it, and the program's generator which calls may stand above that. Nothing of this comes from lj-trace.
 
+pub mod complete;
 pub mod defined;
 pub mod generate;
 pub mod judge;

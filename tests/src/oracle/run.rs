@@ -5,8 +5,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
+use super::complete::{Incomplete, Marks};
 use super::generate::Program;
 use super::judge::{Judge, Token, Verdict, Wrong};
 use super::{SCRIPT, native, profile};
@@ -36,6 +37,12 @@ pub struct Figures {
     pub innermost: BTreeMap<u32, u64>,
     /// Samples with a mark, by what it says; a sample may have several.
     pub marks: BTreeMap<String, u64>,
+    /// Samples whose stacks are not complete.
+    pub incomplete: Incomplete,
+    /// The stacks that are not complete, those of most samples first.
+    pub gaps: Vec<(u64, String)>,
+    /// Samples that lj-trace says it has lost.
+    pub lost: u64,
     /// Samples with frames whose line is not known.
     pub without_line: u64,
     /// By how many seconds the recording took longer than it was to.
@@ -120,7 +127,12 @@ pub fn record(host: &Host, program: &Program, settings: Settings, folder: &Path)
     // It must have been alive to the end.
     workload.kill()?;
     let mut figures = judge(program, &profile::read(&output)?);
+    // lj-trace counts them, too, before it names frames.
+    let complete = outcome.count("native complete")?;
+    let counted = figures.samples() - figures.incomplete.native;
+    ensure!(complete == counted, "the summary has {complete} complete native stacks, the profile {counted}");
     figures.overrun = overrun;
+    figures.lost = outcome.lost();
     Ok(figures)
 }
 
@@ -130,6 +142,7 @@ fn judge(program: &Program, sampled: &[profile::Sampled]) -> Figures {
     let mut judge = Judge::new(&program.legal);
     judge.learn_entry(stacks.iter().map(|(stack, sampled)| (stack.as_slice(), sampled.samples)));
     let mut figures = Figures::default();
+    let all_marks = Marks::default();
     for (stack, sampled) in &stacks {
         // Of a stack that was walked while it changed, which says so, nothing is claimed.
         let is_torn = sampled.frames.iter().any(|frame| frame.name.contains("Lua stack torn"));
@@ -152,14 +165,24 @@ fn judge(program: &Program, sampled: &[profile::Sampled]) -> Figures {
         if judge.without_line(stack) > 0 {
             figures.without_line += sampled.samples;
         }
-        if let Verdict::Wrong(wrong) = verdict {
+        let text = || {
             let frames = sampled.frames.iter().map(|frame| match frame.line {
                 0 => frame.name.clone(),
                 line => format!("{}:{line}", frame.name),
             });
-            figures.failures.push((sampled.samples, wrong, frames.collect::<Vec<_>>().join(";")));
+            frames.collect::<Vec<_>>().join(";")
+        };
+        let Incomplete { native, lua } = all_marks.count(sampled);
+        figures.incomplete.native += native;
+        figures.incomplete.lua += lua;
+        if native.max(lua) > 0 {
+            figures.gaps.push((sampled.samples, text()));
+        }
+        if let Verdict::Wrong(wrong) = verdict {
+            figures.failures.push((sampled.samples, wrong, text()));
         }
     }
     figures.failures.sort_by_key(|failure| std::cmp::Reverse(failure.0));
+    figures.gaps.sort_by_key(|gap| std::cmp::Reverse(gap.0));
     figures
 }

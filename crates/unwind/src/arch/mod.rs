@@ -12,6 +12,7 @@
 //! | `leave_cframe` | the row of a C frame of which only the address is known |
 //! | `code_frame` | the shape of the C frames, read from an interpreter's code ([`CodeFrame`](crate::vm_frame::CodeFrame)) |
 //! | `edges` | the places in an interpreter's code where a C frame has no Lua frame ([`Edges`](crate::vm_edges::Edges)) |
+//! | `callback_code` | the places in the C code of FFI callbacks where a C frame has no Lua frame, if its return addresses show them not |
 //! | `is_ffi_call` | whether the row of an address near the interpreter's end belongs to `vm_ffi_call` |
 //! | `is_by_frame_pointer`, `ffi_call_row` | whether a row belongs to a function with a frame pointer; the right row where the one of `vm_ffi_call` is wrong |
 //! | `CODE_LENGTH`, `row_by_code` | the row of code without unwind information, and how many bytes of code it needs |
@@ -29,6 +30,7 @@ pub use aarch64::*;
 #[cfg(all(test, not(target_arch = "aarch64")))]
 #[allow(dead_code, reason = "only its tests are wanted")]
 mod aarch64 {
+    mod callbacks;
     mod code;
     mod moved;
     mod plt;
@@ -46,6 +48,6 @@ pub use x86_64::*;
 compile_error!(
     "lj-trace-unwind does not support this processor yet. crates/unwind/src/arch has to supply for it: VmText (new, \
      may_return_to, base_after_call, is_at_edge), unwind_interpreter, unwind_trace, leave_cframe, code_frame, edges, \
-     is_ffi_call, is_by_frame_pointer, ffi_call_row, CODE_LENGTH, row_by_code, PLT_SECTIONS, plt_stubs, references, SIGNATURES, \
+     callback_code, is_ffi_call, is_by_frame_pointer, ffi_call_row, CODE_LENGTH, row_by_code, PLT_SECTIONS, plt_stubs, references, SIGNATURES, \
      Unwinder::find_frame_pointer. See docs/architectures.md"
 );

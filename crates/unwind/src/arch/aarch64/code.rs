@@ -27,6 +27,11 @@ pub const fn jump(word: u32) -> Option<i64> {
     if word >> 26 == 0b00_0101 { Some(((word << 6) as i32 >> 4) as i64) } else { None }
 }
 
+/// The distance of the call of a `bl`, in bytes.
+pub const fn call(word: u32) -> Option<i64> {
+    if word >> 26 == 0b10_0101 { Some(((word << 6) as i32 >> 4) as i64) } else { None }
+}
+
 /// Whether the instruction is a conditional branch: `b.cond`, `cbz`, `cbnz`, `tbz`, `tbnz`.
 pub const fn is_branch(word: u32) -> bool {
     word & 0xff00_0000 == 0x5400_0000 || word & 0x7c00_0000 == 0x3400_0000

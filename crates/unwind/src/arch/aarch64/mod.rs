@@ -1,5 +1,6 @@
 //! AArch64 (arm64).
 
+mod callbacks;
 mod code;
 mod frame_pointer;
 mod moved;
@@ -11,6 +12,7 @@ mod vm_edges;
 mod vm_frame;
 mod vm_text;
 
+pub use callbacks::callback_code;
 pub use code::references;
 pub use plt::{PLT_SECTIONS, plt_stubs};
 pub use stubs::{CODE_LENGTH, ffi_call_row, is_by_frame_pointer, is_ffi_call, row_by_code};

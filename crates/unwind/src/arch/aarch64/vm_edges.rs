@@ -40,7 +40,8 @@ const MAX_BETWEEN: usize = 4;
 
 /// The edges in an interpreter's machine code, which begins at `start`.
 ///
-/// It does not find `callback_calls`: the return address of the C function that the interpreter has called has no fixed place.
+/// It does not find `callback_calls`: the return address of the C function that the interpreter has called has no fixed
+/// place. [`callback_code`](super::callback_code) finds what takes their place.
 pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
     let text = Text::new(code, start, layout);
     let leaving = text.leads_to(|at| text.unlinks(at));
@@ -306,7 +307,8 @@ mod tests {
         assert_eq!(found.links, [START + 4 * 7]);
         assert_eq!(found.continuing, [at(21..24)]);
         assert_eq!(found.callback_left, [at(26..29)]);
-        assert!(found.callback_calls.is_empty() && found.base_in_state.is_empty() && found.base_kept.is_empty());
+        assert!(found.callback_calls.is_empty() && found.callback_code.is_empty());
+        assert!(found.base_in_state.is_empty() && found.base_kept.is_empty());
     }
 
     #[test]

@@ -19,3 +19,15 @@ pub use vm_text::{VmText, code_frame};
 
 /// The signatures of LuaJIT's functions.
 pub const SIGNATURES: &str = include_str!("../../../signatures/x86_64.tsv");
+
+/// None: the return addresses of the C code of FFI callbacks show where it is
+/// ([`Edges::callback_calls`](crate::vm_edges::Edges::callback_calls)).
+pub fn callback_code(
+    _code: &[u8],
+    _start: u64,
+    _drops: Option<u64>,
+    _layout: &lj_trace_common::layout::VmLayout,
+    _read: impl Fn(u64, usize) -> Vec<u8>,
+) -> Vec<std::ops::Range<u64>> {
+    Vec::new()
+}

@@ -52,6 +52,7 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
         callback_left: text.ranges(&text.callback_left().into_iter().flatten().collect()),
         continuing: text.continuing().into_iter().collect(),
         callback_calls: text.callback_enter().into_iter().chain(text.callback_leave()).collect(),
+        callback_code: Vec::new(),
         links: text.instructions.values().filter(|found| text.stores_frame_link(found)).map(Instruction::ip).collect(),
         base_in_state,
         base_kept,
