@@ -438,10 +438,11 @@ fn caller(
     (record, memo): (&mut FrameRecord, &mut Memo),
 ) -> Option<WalkStart> {
     (record.base, record.code) = (base, link);
-    if !is_called(memory, vm, coroutine, record) {
+    let way = is_called(memory, vm, coroutine, record);
+    if way == NOT_CALLED {
         return None;
     }
-    let place = WalkStart { base: record.base, pc: record.code, crosses: link & 3 == FRAME_C };
+    let place = WalkStart { base: record.base, pc: record.code, crosses: way == CALLED_BY_C };
     if !place.crosses {
         let (_, below) = frame_at(memory, &vm.layout, (place.base, place.pc), (record, memo))?;
         if link & 3 == 0 && record.position == NO_POSITION {
@@ -465,22 +466,36 @@ fn is_link(gc64: bool, coroutine: &Coroutine, base: u64, link: u64) -> bool {
     }
 }
 
-/// Whether the frame whose BASE is in `record.base` and whose link is in `record.code` may have a caller. If so, the
+/// What [`is_called`] finds: a frame that nothing has called, one that Lua has, and one that C has.
+const NOT_CALLED: u32 = 0;
+const CALLED_BY_LUA: u32 = 1;
+const CALLED_BY_C: u32 = 2;
+
+/// Whether and by what the frame may be called whose BASE is in `record.base` and whose link is in `record.code`. If it is, the
 /// caller's BASE and PC replace them.
 ///
 /// It is a function of its own for the same reason as [`is_frame`].
 #[inline(never)]
-fn is_called(memory: &impl ReadMemory, vm: &VmConfig, coroutine: &Coroutine, record: &mut FrameRecord) -> bool {
+fn is_called(memory: &impl ReadMemory, vm: &VmConfig, coroutine: &Coroutine, record: &mut FrameRecord) -> u32 {
     let (base, link) = (record.base, record.code);
     if link & 3 == 0 {
         // BC_CALL* has moved BASE but has not stored the link yet: the caller still executes its call.
-        let Ok(call) = memory.read::<u32>(link.wrapping_sub(4)) else { return false };
+        let Ok(call) = memory.read::<u32>(link.wrapping_sub(4)) else { return NOT_CALLED };
         let slots = u64::from(call >> 8 & 0xff) + if vm.layout.is_gc64() { 2 } else { 1 };
         record.base = base.wrapping_sub(slots * 8);
-        return coroutine.holds(record.base);
+        return if coroutine.holds(record.base) { CALLED_BY_LUA } else { NOT_CALLED };
     }
     record.base = base.wrapping_sub(link & !7);
-    let gc64 = vm.layout.is_gc64();
-    record.code = if link & 7 == FRAME_CONT { continuation(memory, gc64, base).1 } else { 0 };
-    coroutine.holds_bottom(record.base) && record.base < base
+    record.code = 0;
+    let mut way = if link & 3 == FRAME_C { CALLED_BY_C } else { CALLED_BY_LUA };
+    if link & 7 == FRAME_CONT {
+        // C code has called an FFI callback. The frame around it has no PC.
+        let (id, pc) = continuation(memory, vm.layout.is_gc64(), base);
+        if id == CONT_FFI_CALLBACK {
+            way = CALLED_BY_C;
+        } else {
+            record.code = pc;
+        }
+    }
+    if coroutine.holds_bottom(record.base) && record.base < base { way } else { NOT_CALLED }
 }
