@@ -159,7 +159,7 @@ impl<'a> Names<'a> {
 
     fn trace(&mut self, trace: Option<(usize, Option<u16>)>) -> FrameDump {
         let number = trace.and_then(|(_, number)| number);
-        let start = trace.zip(number).and_then(|((vm, _), number)| self.namer.trace_start(vm, number));
+        let start = trace.zip(number).and_then(|((vm, _), number)| self.namer.trace_start(vm, number, None));
         let named = Named::Trace { number: number.map(u64::from), start };
         frame_dump(DumpedKind::Trace, named.to_string())
     }

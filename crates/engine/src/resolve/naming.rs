@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lj_trace_common::event::{FrameRecord, NO_POSITION, RecordKind};
-
+use lj_trace_common::trace::TraceIdentity;
+use lj_trace_luajit::trace::identity;
 use lj_trace_luajit::{
     FunctionNamer, FunctionNames, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, trace_by_number,
 };
@@ -182,16 +183,23 @@ impl Namer {
         named
     }
 
-    /// Where trace `number` starts, as `@file.lua:12`.
-    pub fn trace_start(&mut self, vm: usize, number: u16) -> Option<Arc<str>> {
+    /// Where trace `number` starts, as `@file.lua:12`, if it is still the one that is `running`.
+    pub fn trace_start(&mut self, vm: usize, number: u16, running: Option<&TraceIdentity>) -> Option<Arc<str>> {
         let names = self.vms.get(vm)?;
         let trace = trace_by_number(&self.memory, &names.vm, number)?;
+        if running.is_some_and(|running| identity(&trace) != *running) {
+            return None;
+        }
         let layout = &names.vm.layout;
         // Traces come and go with their functions: another function may be at the same address by now.
         let key = Prototype::key_at(&self.memory, layout, trace.startpt).ok()?;
         let prototype = self.prototypes.get(&self.memory, &names.vm, key).ok()?;
         let offset = trace.startpc.checked_sub(trace.startpt.checked_add(layout.sizeof_pt.into())?)?;
         let line = prototype.line_at(u32::try_from(offset / 4).ok()?)?;
+        // A trace holds its function alive: without the trace, another one may be read.
+        if !trace_by_number(&self.memory, &names.vm, number).is_some_and(|now| trace.is_same(&now)) {
+            return None;
+        }
         if self.trace_starts.len() >= MAX_CACHED {
             self.trace_starts.clear();
         }

@@ -602,7 +602,8 @@ impl Pipeline {
 
     fn trace(&mut self, sample: &Sample<'_>) -> Named {
         let number = u16::try_from(sample.header.vmstate).ok().filter(|&number| number != 0);
-        let start = number.and_then(|number| self.namer.trace_start(sample.header.vm as usize, number));
+        let (vm, running) = (sample.header.vm as usize, &sample.header.trace.identity);
+        let start = number.and_then(|number| self.namer.trace_start(vm, number, Some(running)));
         Named::Trace { number: number.map(u64::from), start }
     }
 }

@@ -57,10 +57,9 @@ impl KnownTrace {
         vm: &Vm,
         prototypes: &mut Prototypes,
         names: Arc<FunctionNames>,
-        body: TraceBody,
+        (body, exists): (TraceBody, &dyn Fn() -> bool),
         numbering: Numbering,
         effort: Effort,
-        exists: &dyn Fn() -> bool,
     ) -> Self {
         let above = prototypes_above(memory, vm, &body, numbering);
         let functions = TraceFunctions::read(memory, vm, prototypes, &body, numbering, names, &above);
@@ -406,7 +405,7 @@ impl Traces {
         let effort = effort.or_else(|| self.allowance.effort(None)).unwrap_or(Effort::LEAST);
         let began = Instant::now();
         let prototypes = &mut self.prototypes;
-        let known = Arc::new(KnownTrace::read(memory, vm, prototypes, names, body, numbering, effort, exists));
+        let known = Arc::new(KnownTrace::read(memory, vm, prototypes, names, (body, exists), numbering, effort));
         self.allowance.spend(began.elapsed());
         self.bytes += known.size();
         self.unfinished += u64::from(known.unfinished.is_some());
