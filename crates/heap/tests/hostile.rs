@@ -17,7 +17,7 @@ use lj_trace_heap::retention::RetentionPaths;
 use lj_trace_heap::walk::Walker;
 use lj_trace_luajit::object::read_some;
 use lj_trace_luajit::shape::Shape;
-use lj_trace_luajit::testing::hostile::{Harm, Hostile, Random};
+use lj_trace_luajit::testing::hostile::{Dice, Hostile, Tampering};
 use lj_trace_luajit::{Vm, prove_still};
 use saved::Saved;
 
@@ -69,11 +69,11 @@ fn whatever_a_program_does_a_walk_ends() {
     for build in ["luajit-debian", "tarantool-2.6.0", "luajit-2.0-lupa"] {
         let saved = Saved::load(build);
         let vm = prove_still(&saved, &saved.maps, 1, saved.place, saved.cframe_size).unwrap();
-        let good = Hostile::new(&saved, Harm::default(), 1, MOST_READS);
+        let good = Hostile::new(&saved, Tampering::default(), 1, MOST_READS);
         let objects = walk(&good, &saved, &vm);
         assert!(objects > 5, "{build}: {objects} objects");
         for seed in first..first + times {
-            let harm = Harm::some(&mut Random::new(seed), good.reads());
+            let harm = Tampering::some(&mut Dice::new(seed), good.reads());
             let hostile = Hostile::new(&saved, harm, seed, MOST_READS);
             let started = Instant::now();
             let (outcome, memory) = memory::most_of(|| catch_unwind(AssertUnwindSafe(|| walk(&hostile, &saved, &vm))));

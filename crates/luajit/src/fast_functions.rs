@@ -368,7 +368,7 @@ mod tests {
     use super::*;
     use crate::machine::InterpreterText;
     use crate::object::marked_offset;
-    use crate::testing::hostile::{Harm, Hostile};
+    use crate::testing::hostile::{Hostile, Tampering};
     use crate::testing::{Saved, x64_layout};
 
     /// A VM with five names of metamethods, and a metatable of strings with one function.
@@ -406,7 +406,7 @@ mod tests {
         assert_eq!(FunctionNames::read(&memory, &vm).builtin(44), Some("string:gsub"));
         let mut found = 0;
         for seed in 0..500 {
-            let harm = Harm { fails: Some(2 + seed % 8), ..Harm::default() };
+            let harm = Tampering { fails: Some(2 + seed % 8), ..Tampering::default() };
             let names = FunctionNames::read(&Hostile::new(&memory, harm, seed, 10_000), &vm);
             let name = names.builtin(44);
             assert!(name.is_none_or(|name| name == "string:gsub"), "{seed}: {name:?}");

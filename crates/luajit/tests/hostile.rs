@@ -15,7 +15,7 @@ use lj_trace_common::trace::TraceIdentity;
 use lj_trace_luajit::interned::{find_strings, is_interned, string_number};
 use lj_trace_luajit::jit::{AbortWatch, CodeCounts, CodePosition, CodeSamples, JitQuery, JitReport, WhyInterpreted};
 use lj_trace_luajit::object::{field, read_function, read_string};
-use lj_trace_luajit::testing::hostile::{Harm, Hostile, Random};
+use lj_trace_luajit::testing::hostile::{Dice, Hostile, Tampering};
 use lj_trace_luajit::trace::{Sought, Traces};
 use lj_trace_luajit::{
     FunctionNamer, FunctionNames, Jit, LuaValue, Prototype, PrototypeKey, Vm, VmStatus, heap, prove_still,
@@ -289,12 +289,12 @@ fn attack(first: u64, times: u64) {
     for build in ["luajit-debian", "tarantool-2.6.0", "luajit-2.0-lupa"] {
         let known = Known::load(build);
         for (name, reader) in READERS {
-            let good = Hostile::new(&known.saved, Harm::default(), 1, MOST_READS);
+            let good = Hostile::new(&known.saved, Tampering::default(), 1, MOST_READS);
             let truth = reader(&good, &known);
             assert!(good.reads() > 1, "{name} reads nothing");
             println!("{build}, {name}: {} reads, {} claims", good.reads(), truth.len());
             for seed in first..first + times {
-                let harm = Harm::some(&mut Random::new(seed), good.reads());
+                let harm = Tampering::some(&mut Dice::new(seed), good.reads());
                 let hostile = Hostile::new(&known.saved, harm, seed, MOST_READS);
                 let started = Instant::now();
                 let (outcome, memory) = memory::most_of(|| catch_unwind(AssertUnwindSafe(|| reader(&hostile, &known))));

@@ -9,7 +9,7 @@ use crate::overlay::{bytes_of, plain_at};
 
 /// What a [`Hostile`] memory does. The default does nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Harm {
+pub struct Tampering {
     /// From this read on, nothing can be read any more: the process has exited.
     pub exits_after: Option<u64>,
     /// One read in so many fails.
@@ -35,9 +35,9 @@ pub enum Fill {
     Before,
 }
 
-impl Harm {
+impl Tampering {
     /// Some harm; the same for the same seed. `reads` is how often the reader reads if nothing happens.
-    pub fn some(random: &mut Random, reads: u64) -> Self {
+    pub fn some(random: &mut Dice, reads: u64) -> Self {
         let mut harm = Self::default();
         let kind = random.below(8);
         if matches!(kind, 0 | 1 | 7) {
@@ -70,9 +70,9 @@ impl Harm {
 
 /// A xorshift generator: tests that fail must fail again.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Dice(u64);
 
-impl Random {
+impl Dice {
     /// A generator with a seed.
     pub fn new(seed: u64) -> Self {
         let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
@@ -95,12 +95,12 @@ impl Random {
     }
 }
 
-/// Memory that does [`Harm`] to its readers, and counts what they do. A reader that reads on and on panics.
+/// Memory that does [`Tampering`] to its readers, and counts what they do. A reader that reads on and on panics.
 #[derive(Debug)]
 pub struct Hostile<'m, M> {
     memory: &'m M,
-    harm: Harm,
-    random: RefCell<Random>,
+    harm: Tampering,
+    random: RefCell<Dice>,
     /// The words that have another value, and those of memory that is not in the image, by their address.
     words: RefCell<HashMap<u64, Option<u64>>>,
     /// Addresses that were read, in a ring.
@@ -120,11 +120,11 @@ const SEEN: usize = 64;
 
 impl<'m, M: ReadMemory> Hostile<'m, M> {
     /// Memory that does this harm. No reader may read it more often than `most`.
-    pub fn new(memory: &'m M, harm: Harm, seed: u64, most: u64) -> Self {
+    pub fn new(memory: &'m M, harm: Tampering, seed: u64, most: u64) -> Self {
         Self {
             memory,
             harm,
-            random: RefCell::new(Random::new(seed)),
+            random: RefCell::new(Dice::new(seed)),
             words: RefCell::default(),
             seen: RefCell::default(),
             reads: Cell::default(),
@@ -136,7 +136,7 @@ impl<'m, M: ReadMemory> Hostile<'m, M> {
 
     /// The memory of a process that exits after so many reads.
     pub fn exiting(memory: &'m M, after: u64) -> Self {
-        Self::new(memory, Harm { exits_after: Some(after), ..Harm::default() }, 1, u64::MAX)
+        Self::new(memory, Tampering { exits_after: Some(after), ..Tampering::default() }, 1, u64::MAX)
     }
 
     /// How often it was read.
@@ -300,7 +300,7 @@ mod tests {
         let read: Vec<_> = (0..4).map(|_| exiting.read::<u8>(0x4008)).collect();
         assert_eq!(read, [Ok(1), Ok(1), Err(Unreadable), Err(Unreadable)]);
         assert_eq!((exiting.reads(), exiting.refused(), exiting.bytes()), (4, 2, 2));
-        let harm = Harm { fails: Some(4), ..Harm::default() };
+        let harm = Tampering { fails: Some(4), ..Tampering::default() };
         let failing = Hostile::new(&image, harm, 1, u64::MAX);
         let failed = (0..1000).filter(|_| failing.read::<u8>(0x4008).is_err()).count();
         assert!((150..350).contains(&failed), "{failed}");
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn a_changed_word_stays_as_it_is() {
         let image = image();
-        let harm = Harm { changes: Some(4), ..Harm::default() };
+        let harm = Tampering { changes: Some(4), ..Tampering::default() };
         let changed = Hostile::new(&image, harm, 3, u64::MAX);
         let whole: [u8; 4096] = changed.read(0x4000).unwrap();
         let mut others = 0;
@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn memory_is_filled_around_the_image() {
         let image = image();
-        let fill = |fill| Hostile::new(&image, Harm { fill: Some(fill), ..Harm::default() }, 1, u64::MAX);
+        let fill = |fill| Hostile::new(&image, Tampering { fill: Some(fill), ..Tampering::default() }, 1, u64::MAX);
         assert_eq!(fill(Fill::Itself).read::<[u64; 2]>(0x4ff8), Ok([0x0101_0101_0101_0101 * 0xff, 0x5000]));
         assert_eq!(fill(Fill::Word(7)).read::<u16>(0x9000), Ok(7));
         assert_eq!(fill(Fill::Next(16, 5)).read::<[u64; 3]>(0x9000), Ok([0x9010, 5, 0x9020]));

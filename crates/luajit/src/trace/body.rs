@@ -146,7 +146,7 @@ fn snapshot(layout: &VmLayout, bytes: &[u8]) -> Option<TraceSnapshot> {
 mod tests {
     use super::*;
     use crate::machine::InterpreterText;
-    use crate::testing::hostile::{Harm, Hostile, Random};
+    use crate::testing::hostile::{Dice, Hostile, Tampering};
     use crate::testing::{Saved, x64_layout};
     use crate::trace::ir::{IrOp, Numbering};
     use crate::trace::{Sought, Traces};
@@ -165,7 +165,7 @@ mod tests {
     const INSTRUCTIONS: u32 = 40;
 
     /// A VM with one trace. Its instructions do nothing, and its constants are small numbers.
-    fn with_a_trace(random: &mut Random) -> (Saved, Vm) {
+    fn with_a_trace(random: &mut Dice) -> (Saved, Vm) {
         // Snapshots of 8 and of 12 bytes.
         let layout = x64_layout(["2.1b3", "Debian"][random.below(2) as usize], "x64gc64");
         let text = InterpreterText { range: 0..0, exact: true, edges: lj_trace_unwind::vm_edges::Edges::default() };
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn whatever_a_program_does_to_a_trace_reading_it_ends() {
-        let mut random = Random::new(1);
+        let mut random = Dice::new(1);
         let mut read = 0;
         for seed in 0..600 {
             let (memory, vm) = with_a_trace(&mut random);
@@ -222,7 +222,7 @@ mod tests {
             let mut odd = memory.clone();
             odd.put(SNAPSHOTS + 3 * u64::from(vm.layout.sizeof_snap), &u32::MAX.to_le_bytes());
             assert_eq!(TraceBody::read(&odd, &vm, trace.clone()), Err(BodyError::Malformed));
-            let harm = Harm::some(&mut random, 40);
+            let harm = Tampering::some(&mut random, 40);
             let hostile = Hostile::new(&memory, harm, seed, 1 << 18);
             if let Ok(found) = TraceBody::read(&hostile, &vm, trace)
                 && harm.only_hides()

@@ -1,4 +1,4 @@
-use lj_trace_luajit::testing::hostile::{Harm, Hostile, Random};
+use lj_trace_luajit::testing::hostile::{Dice, Hostile, Tampering};
 
 use super::*;
 use crate::test_memory::Words;
@@ -248,10 +248,10 @@ fn whatever_a_program_does_the_proof_ends_and_is_none_or_right() {
     for build in BUILDS {
         let memory = memory(&build, &["main", "a", "b", "c", "d"]);
         let truth = found(&memory).proven;
-        let good = Hostile::new(&memory, Harm::default(), 1, u64::MAX);
+        let good = Hostile::new(&memory, Tampering::default(), 1, u64::MAX);
         assert!(found(&good).proven == truth && truth.is_some());
         for seed in 40..100 {
-            let harm = Harm::some(&mut Random::new(seed), good.reads());
+            let harm = Tampering::some(&mut Dice::new(seed), good.reads());
             let hostile = Hostile::new(&memory, harm, seed, 1 << 19);
             let mut fibers = found(&hostile);
             let proven = fibers.proven.take();

@@ -1,4 +1,4 @@
-use lj_trace_luajit::testing::hostile::{Harm, Hostile, Random};
+use lj_trace_luajit::testing::hostile::{Dice, Hostile, Tampering};
 
 use super::*;
 use crate::test_memory::Words;
@@ -152,10 +152,10 @@ fn whatever_a_program_does_a_place_is_unknown_or_right() {
         let (words, _) = location("/cart", build, 0, 8);
         let memory = memory("/cart", &words);
         let truth = Configurations::default().place(&memory, &marks()).unwrap();
-        let good = Hostile::new(&memory, Harm::default(), 1, u64::MAX);
+        let good = Hostile::new(&memory, Tampering::default(), 1, u64::MAX);
         Configurations::default().place(&good, &marks()).unwrap();
         for seed in 0..500 {
-            let harm = Harm::some(&mut Random::new(seed), good.reads());
+            let harm = Tampering::some(&mut Dice::new(seed), good.reads());
             let hostile = Hostile::new(&memory, harm, seed, 1 << 14);
             let place = Configurations::default().place(&hostile, &marks());
             let is_right = |place: &RequestPlace| {

@@ -1,7 +1,7 @@
 use fastrand::Rng;
 use lj_trace_common::request::RequestLayout;
 use lj_trace_common::route::{RouteKey, string_value};
-use lj_trace_luajit::testing::hostile::{Harm, Hostile, Random};
+use lj_trace_luajit::testing::hostile::{Dice, Hostile, Tampering};
 
 use super::*;
 use crate::test_memory::Words;
@@ -261,10 +261,10 @@ fn whatever_a_program_does_a_route_is_unknown_or_right() {
     let mut known = routes();
     let truth = label(&mut known, &memory);
     assert_eq!(truth, RouteOutcome::Found("shop-by-name".into()));
-    let good = Hostile::new(&memory, Harm::default(), 1, u64::MAX);
+    let good = Hostile::new(&memory, Tampering::default(), 1, u64::MAX);
     label(&mut routes(), &good);
     for seed in 0..1000 {
-        let harm = Harm::some(&mut Random::new(seed), good.reads());
+        let harm = Tampering::some(&mut Dice::new(seed), good.reads());
         let hostile = Hostile::new(&memory, harm, seed, 1 << 14);
         // Proven by an earlier request, but without its names.
         let mut routes = Routes { is_proven: true, ..routes() };
