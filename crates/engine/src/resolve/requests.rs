@@ -370,7 +370,11 @@ impl RequestLabeller {
         RequestTally {
             is_wanted: requests.is_wanted() || fibers.are_there(),
             are_fibers: fibers.are_there(),
-            others: requests.others() + fibers.others() + self.routes.others() + self.plugins.others(),
+            others: requests.others()
+                + fibers.others()
+                + self.routes.others()
+                + self.plugins.others()
+                + self.trace_ids.as_ref().map_or(0, ProcessTraceIds::others),
             no_routes: self.routes.why_not(),
             no_phases: requests.no_phases(),
             no_fibers: fibers.why_not(),

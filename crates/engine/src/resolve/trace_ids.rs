@@ -48,8 +48,6 @@ pub struct TraceIdTally {
     pub why_not: Option<String>,
     /// Whether no request that was looked at had an ID.
     pub is_none_seen: bool,
-    /// Samples with an ID that exceeds the limit of distinct IDs.
-    pub others: u64,
 }
 
 impl TraceIdTally {
@@ -57,7 +55,6 @@ impl TraceIdTally {
     pub fn add(&mut self, other: Self) {
         self.found += other.found;
         self.not_set += other.not_set;
-        self.others += other.others;
         self.is_none_seen &= other.is_none_seen;
         for (reason, count) in other.unknown {
             *self.unknown.entry(reason).or_default() += count;
@@ -166,11 +163,16 @@ impl ProcessTraceIds {
         }
     }
 
+    /// The number of samples whose ID is called `[other]`, because there are too many.
+    pub fn others(&self) -> u64 {
+        self.ids.others()
+    }
+
     /// The tally of all samples.
     pub fn tally(&self) -> TraceIdTally {
-        let (variables, others) = (self.ids.variables(), self.ids.others());
+        let variables = self.ids.variables();
         let why_not = if self.writers.is_empty() { Some(NO_WRITERS.to_owned()) } else { self.ids.why_not() };
         let is_none_seen = !self.ids.is_any_seen();
-        TraceIdTally { variables, why_not, others, is_none_seen, ..self.tally.clone() }
+        TraceIdTally { variables, why_not, is_none_seen, ..self.tally.clone() }
     }
 }
