@@ -64,5 +64,8 @@ mod tests {
             }
         }
         assert_eq!(names.others(), 20);
+        let mut few = BoundedNames::up_to(1);
+        assert_eq!(["/1", "/2", "/1"].map(|name| few.bounded(name)), ["/1", OTHER, "/1"].map(Arc::from));
+        assert_eq!(few.others(), 1);
     }
 }

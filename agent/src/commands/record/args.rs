@@ -432,6 +432,7 @@ impl RecordArgs {
         self.check_rotation()?;
         self.check_windows()?;
         self.check_waits()?;
+        self.check_requests()?;
         let kinds = self.mode.kinds();
         let files = |kind| if kinds.has(kind) { self.files(kind) } else { Ok(OutputFiles::default()) };
         Ok(Options {
@@ -626,6 +627,18 @@ impl RecordArgs {
             ),
             _ => Ok(()),
         }
+    }
+
+    /// Refuses options that do not work for requests.
+    ///
+    /// # Errors
+    /// A usage error.
+    fn check_requests(&self) -> Result<(), CommandError> {
+        if self.per_request && self.only.iter().any(|(key, _)| *key == RequestKey::TraceId) {
+            let message = "--per-request counts requests without their trace IDs: leave it out, or --only trace_id";
+            return Err(CommandError::usage(message));
+        }
+        Ok(())
     }
 
     /// Refuses options that do not work with windows.
