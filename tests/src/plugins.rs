@@ -89,24 +89,10 @@ impl PluginSite {
     /// # Errors
     /// If a stack has no group.
     pub fn check(&self, folded: &Folded) -> Result<Checked> {
-        let mut checked = Checked::default();
-        for stack in &folded.stacks {
-            let group = stack.frames.first().context("a stack without a frame")?;
-            let Some(truth) = self.truth(stack) else {
-                checked.others += stack.samples;
-                continue;
-            };
-            let wanted = truth.map_or("[no plugin]", |number| &self.names[number]);
-            if matches!(group.as_str(), "[plugin not known]" | "[request not known]") {
-                checked.unknown += stack.samples;
-            } else if group == wanted {
-                checked.right += stack.samples;
-                *checked.labels.entry(group.clone()).or_default() += stack.samples;
-            } else if checked.wrong.len() < 10 {
-                checked.wrong.push(format!("{} samples of {wanted}: {}", stack.samples, stack.frames.join(";")));
-            }
-        }
-        Ok(checked)
+        Checked::of(folded, &["[plugin not known]", "[request not known]"], |stack, group| {
+            let wanted = self.truth(stack)?.map_or("[no plugin]", |number| &self.names[number]);
+            Some((wanted.to_owned(), group == wanted))
+        })
     }
 
     /// The plugin that the function on a stack computes for, or none.

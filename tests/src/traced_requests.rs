@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use fastrand::Rng;
 
 use crate::folded::{Folded, Stack};
@@ -107,29 +107,16 @@ impl TracedSite {
         Requests::start(uris.collect(), &nginx.socket(), seed)
     }
 
-    /// Compares stacks that are grouped by trace ID with what their functions tell. `labels` counts only the kinds of labels.
+    /// Compares stacks that are grouped by trace ID with what their functions tell.
     ///
     /// # Errors
     /// If a stack has no group.
     pub fn check(&self, folded: &Folded) -> Result<Checked> {
-        let mut checked = Checked::default();
-        for stack in &folded.stacks {
-            let group = stack.frames.first().context("a stack without a frame")?;
-            let Some(truth) = truth(stack) else {
-                checked.others += stack.samples;
-                continue;
-            };
+        Checked::of(folded, &["[trace_id not known]", "[request not known]"], |stack, group| {
+            let truth = truth(stack)?;
             let wanted = if truth == NONE { "[no trace_id]" } else { truth };
-            if matches!(group.as_str(), "[trace_id not known]" | "[request not known]") {
-                checked.unknown += stack.samples;
-            } else if group == wanted {
-                checked.right += stack.samples;
-                *checked.labels.entry(wanted.to_owned()).or_default() += stack.samples;
-            } else if checked.wrong.len() < 10 {
-                checked.wrong.push(format!("{} samples of {wanted}: {}", stack.samples, stack.frames.join(";")));
-            }
-        }
-        Ok(checked)
+            Some((wanted.to_owned(), group == wanted))
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::nginx::Nginx;
 use lj_trace_tests::programs::{LUAJIT2, Program};
-use lj_trace_tests::requests::{Checked, Site};
+use lj_trace_tests::requests::{Checked, Site, ensure_told, record_memory};
 use lj_trace_tests::tracer::{Outcome, Tracer};
 use lj_trace_tests::workload::Workload;
 
@@ -22,22 +22,12 @@ fn record(
     folder: &Path,
     more: &[&str],
 ) -> Result<(Folded, Outcome)> {
-    let file = folder.join("memory.folded").display().to_string();
-    let pid = nginx.workers()[0].to_string();
-    let whom = ["--pid", &pid, "--mode", "memprof", "--output", &file, "--no-limit", "--force", "-v"];
-    let mut tracer = Tracer::start(whom.iter().chain(more))?;
-    tracer.wait_until_attached()?;
-    {
+    record_memory(nginx, folder, more, || {
         let requests = site.load(nginx, seed);
         sleep(Duration::from_secs(seconds));
         ensure!(requests.answers() > 10, "seed {seed}: hardly a request was answered: {}", nginx.log());
-    }
-    // What clients do not wait for: timers, and what is done after an answer.
-    sleep(Duration::from_millis(500));
-    tracer.signal(libc::SIGINT)?;
-    let outcome = tracer.wait()?;
-    outcome.expect(0, &[]);
-    Ok((Folded::parse(&std::fs::read_to_string(file)?)?, outcome))
+        Ok(())
+    })
 }
 
 /// Records an nginx of this seed; gives how many bytes are labelled right, and how many are marked.
@@ -53,16 +43,7 @@ fn check(seed: u64, label: &str, seconds: u64) -> Result<Option<[u64; 2]>> {
     ensure!(wrong.is_empty(), "seed {seed}: {label}: {}\n{}", wrong.join("\n"), outcome.stderr);
     ensure!(right > unknown && labels.len() > 3, "seed {seed}: {}\n{}", outcome.stderr, nginx.log());
     ensure!(!outcome.stderr.contains("LOST") && !outcome.stderr.contains("NOT ACCOUNTED"), "{}", outcome.stderr);
-    let recorded = site.recorded(&folded);
-    let (mut all, mut known) = (0, 0);
-    for (line, allocated) in after {
-        let made = allocated - before[&line];
-        let told = recorded.get(&line).copied().unwrap_or(0);
-        // Of traces that were gone before their start could be read, no line is told.
-        ensure!(told <= made, "seed {seed}: line {line} has allocated {made} bytes, and {told} are told");
-        (all, known) = (all + made, known + told);
-    }
-    ensure!(known * 20 > all * 19, "seed {seed}: {known} of {all} bytes are told\n{}", outcome.stderr);
+    ensure_told(&format!("seed {seed}"), [&before, &after], &site.recorded(&folded), &outcome)?;
     Ok(Some([right, unknown]))
 }
 

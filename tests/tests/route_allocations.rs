@@ -2,32 +2,13 @@
 //! themselves what they allocate while a request has a route, or has none.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace_tests::folded::Folded;
 use lj_trace_tests::nginx::Nginx;
-use lj_trace_tests::requests::{Checked, Site};
+use lj_trace_tests::requests::{Checked, Site, ensure_told, record_memory};
 use lj_trace_tests::routes::{Gateway, RoutedSite};
-use lj_trace_tests::tracer::{Outcome, Tracer};
-
-/// Records the memory of a worker during what `load` does.
-fn record(nginx: &Nginx, folder: &Path, more: &[&str], load: impl FnOnce() -> Result<()>) -> Result<(Folded, Outcome)> {
-    let file = folder.join("memory.folded").display().to_string();
-    let pid = nginx.workers()[0].to_string();
-    let whom = ["--pid", &pid, "--mode", "memprof", "--output", &file, "--no-limit", "--force", "-v"];
-    let mut tracer = Tracer::start(whom.iter().chain(more))?;
-    tracer.wait_until_attached()?;
-    load()?;
-    // What clients do not wait for: timers, and what is done after an answer.
-    sleep(Duration::from_millis(500));
-    tracer.signal(libc::SIGINT)?;
-    let outcome = tracer.wait()?;
-    outcome.expect(0, &[]);
-    Ok((Folded::parse(&std::fs::read_to_string(file)?)?, outcome))
-}
 
 /// Asks for all routes for a while.
 fn load((nginx, site): (&Nginx, &RoutedSite), seed: u64, seconds: u64) -> Result<()> {
@@ -43,7 +24,7 @@ fn check(gateway: Gateway, seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> 
     let folder = tempfile::tempdir()?;
     let before = site.allocated(&nginx)?;
     let (folded, outcome) =
-        record(&nginx, folder.path(), &["--group-by", "route"], || load((&nginx, &site), seed, seconds))?;
+        record_memory(&nginx, folder.path(), &["--group-by", "route"], || load((&nginx, &site), seed, seconds))?;
     let after = site.allocated(&nginx)?;
     let Checked { right, unknown, others, wrong, labels } = site.check(&folded)?;
     outcome.stderr.lines().filter(|line| line.contains("not known")).for_each(|line| println!("{line}"));
@@ -52,16 +33,7 @@ fn check(gateway: Gateway, seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> 
     ensure!(right > unknown * 10 && labels.len() > 10, "{gateway:?}, seed {seed}: {}\n{}", outcome.stderr, nginx.log());
     ensure!(!outcome.stderr.contains("LOST") && !outcome.stderr.contains("NOT ACCOUNTED"), "{}", outcome.stderr);
     ensure!(outcome.stderr.contains("route of the request"), "{}", outcome.stderr);
-    let recorded = site.recorded(&folded);
-    let (mut all, mut known) = (0, 0);
-    for (line, allocated) in after {
-        let made = allocated - before[&line];
-        let told = recorded.get(&line).copied().unwrap_or(0);
-        // Of some events on traces, no line is told.
-        ensure!(told <= made, "seed {seed}: line {line} has allocated {made} bytes, and {told} are told");
-        (all, known) = (all + made, known + told);
-    }
-    ensure!(known * 20 > all * 19, "seed {seed}: {known} of {all} bytes are told\n{}", outcome.stderr);
+    ensure_told(&format!("seed {seed}"), [&before, &after], &site.recorded(&folded), &outcome)?;
     Ok(Some([right, unknown]))
 }
 
@@ -95,7 +67,7 @@ fn only_the_route_that_is_asked_for_counts() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let label = site.a_label().context("no route has a number")?;
     let only = format!("route={label}");
-    let (folded, outcome) = record(&nginx, folder.path(), &["--only", &only], || load((&nginx, &site), 1, 2))?;
+    let (folded, outcome) = record_memory(&nginx, folder.path(), &["--only", &only], || load((&nginx, &site), 1, 2))?;
     ensure!(!folded.stacks.is_empty() && site.are_of(&folded, label), "{folded:?}\n{}", outcome.stderr);
     ensure!(outcome.stderr.contains("which --only leaves out"), "{}", outcome.stderr);
     Ok(())
@@ -126,7 +98,7 @@ fn check_each(gateway: Gateway, seed: u64, seconds: u64) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let before = site.ended(&nginx)?;
     let more = ["--per-request", "--group-by", "route"];
-    let (folded, outcome) = record(&nginx, folder.path(), &more, || load((&nginx, &site), seed, seconds))?;
+    let (folded, outcome) = record_memory(&nginx, folder.path(), &more, || load((&nginx, &site), seed, seconds))?;
     let own = site.ended(&nginx)?;
     let told = each(&outcome.stderr, site.labels())?;
     for route in site.labels() {
@@ -159,7 +131,7 @@ fn what_has_no_routes_or_plugins_says_so() -> Result<()> {
     let cases =
         [("route", "the program is neither Kong nor APISIX"), ("plugin", "memory profiles do not know of plugins")];
     for (label, reason) in cases {
-        let (folded, outcome) = record(&nginx, folder.path(), &["--group-by", label], || {
+        let (folded, outcome) = record_memory(&nginx, folder.path(), &["--group-by", label], || {
             let _requests = site.load(&nginx, 4);
             sleep(Duration::from_secs(1));
             Ok(())
@@ -180,7 +152,7 @@ fn what_labels_of_routes_cost() -> Result<()> {
     let kinds: [&[&str]; 3] = [&[], &["--group-by", "location"], &["--group-by", "route"]];
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     for turn in 0..27 {
-        let (_, outcome) = record(&nginx, folder.path(), kinds[turn % 3], || load((&nginx, &site), 5, 2))?;
+        let (_, outcome) = record_memory(&nginx, folder.path(), kinds[turn % 3], || load((&nginx, &site), 5, 2))?;
         let told =
             outcome.stderr.split_once(" us a call of the allocator").and_then(|(before, _)| before.rsplit('(').next());
         let told = told.with_context(|| format!("no cost is told: {}", outcome.stderr))?;

@@ -1,6 +1,7 @@
 //! nginx with random locations, each phase of which computes in a Lua function of its own: the function on a sample's stack
 //! tells what its labels have to be.
 
+mod bytes;
 mod load;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +9,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
+pub use bytes::{ensure_told, record_memory, recorded};
 use fastrand::Rng;
 pub use load::Requests;
 
@@ -94,6 +96,37 @@ pub struct Checked {
     pub wrong: Vec<String>,
     /// How many different labels there were.
     pub labels: BTreeMap<String, u64>,
+}
+
+impl Checked {
+    /// Compares the groups of stacks with the truth. `truth` gets a stack and its group: it says what the group has to be, and
+    /// whether it is; [`None`] for a stack in none of the functions. A stack in one of the groups `unknown` is marked.
+    ///
+    /// # Errors
+    /// If a stack has no group.
+    pub fn of(
+        folded: &Folded,
+        unknown: &[&str],
+        truth: impl Fn(&Stack, &str) -> Option<(String, bool)>,
+    ) -> Result<Self> {
+        let mut checked = Self::default();
+        for stack in &folded.stacks {
+            let group = stack.frames.first().context("a stack without a frame")?;
+            let Some((wanted, is_right)) = truth(stack, group) else {
+                checked.others += stack.samples;
+                continue;
+            };
+            if unknown.contains(&group.as_str()) {
+                checked.unknown += stack.samples;
+            } else if is_right {
+                checked.right += stack.samples;
+                *checked.labels.entry(group.clone()).or_default() += stack.samples;
+            } else if checked.wrong.len() < 10 {
+                checked.wrong.push(format!("{} samples of {wanted}: {}", stack.samples, stack.frames.join(";")));
+            }
+        }
+        Ok(checked)
+    }
 }
 
 impl Site {
@@ -223,33 +256,13 @@ impl Site {
     /// # Errors
     /// If a stack has no group.
     pub fn check(&self, folded: &Folded, label: &str) -> Result<Checked> {
-        let mut checked = Checked::default();
-        for stack in &folded.stacks {
-            let group = stack.frames.first().context("a stack without a frame")?;
-            let Some((number, phase)) = self.truth(stack) else {
-                checked.others += stack.samples;
-                continue;
-            };
-            let is_right = match label {
-                "location" => self.locations[number].may_be(group),
-                "phase" => *group == phase,
-                _ => bail!("there is no label {label}"),
-            };
-            if group == "[request not known]" {
-                checked.unknown += stack.samples;
-            } else if is_right {
-                checked.right += stack.samples;
-                *checked.labels.entry(group.clone()).or_default() += stack.samples;
-            } else if checked.wrong.len() < 10 {
-                let location = self.locations[number].written();
-                checked.wrong.push(format!(
-                    "{} samples of {location}, {phase}: {}",
-                    stack.samples,
-                    stack.frames.join(";")
-                ));
-            }
-        }
-        Ok(checked)
+        ensure!(["location", "phase"].contains(&label), "there is no label {label}");
+        Checked::of(folded, &["[request not known]"], |stack, group| {
+            let (number, phase) = self.truth(stack)?;
+            let location = &self.locations[number];
+            let is_right = if label == "phase" { group == phase } else { location.may_be(group) };
+            Some((format!("{}, {phase}", location.written()), is_right))
+        })
     }
 
     /// How many bytes the functions in each line have allocated so far, by what they say themselves.
@@ -262,13 +275,7 @@ impl Site {
 
     /// How much stacks say that the function in each line has allocated, whatever they are grouped by.
     pub fn recorded(&self, folded: &Folded) -> BTreeMap<u32, u64> {
-        let mut recorded = BTreeMap::new();
-        for stack in &folded.stacks {
-            if let Some(line) = self.line(stack) {
-                *recorded.entry(line).or_default() += stack.samples;
-            }
-        }
-        recorded
+        recorded(folded, |stack| self.line(stack))
     }
 
     /// The locations and phases whose functions are on the stacks.

@@ -144,13 +144,7 @@ impl RoutedSite {
 
     /// How much stacks say that the function in each line has allocated, whatever they are grouped by.
     pub fn recorded(&self, folded: &Folded) -> BTreeMap<u32, u64> {
-        let mut recorded = BTreeMap::new();
-        for stack in &folded.stacks {
-            if let Some(line) = self.line(stack) {
-                *recorded.entry(line).or_default() += stack.samples;
-            }
-        }
-        recorded
+        requests::recorded(folded, |stack| self.line(stack))
     }
 
     /// What the labels of the routes begin with, or are where they end with no hyphen.
@@ -168,28 +162,12 @@ impl RoutedSite {
     /// # Errors
     /// If a stack has no group.
     pub fn check(&self, folded: &Folded) -> Result<Checked> {
-        let mut checked = Checked::default();
-        for stack in &folded.stacks {
-            let group = stack.frames.first().context("a stack without a frame")?;
-            let Some(truth) = self.truth(stack) else {
-                checked.others += stack.samples;
-                continue;
-            };
-            let is_right = match truth {
-                None => group == "[no route]",
-                Some(number) => Self::is_label(&self.labels[number], group),
-            };
-            if matches!(group.as_str(), "[route not known]" | "[request not known]" | "[other]") {
-                checked.unknown += stack.samples;
-            } else if is_right {
-                checked.right += stack.samples;
-                *checked.labels.entry(group.clone()).or_default() += stack.samples;
-            } else if checked.wrong.len() < 10 {
-                let wanted = truth.map_or("no route", |number| &self.labels[number]);
-                checked.wrong.push(format!("{} samples of {wanted}: {}", stack.samples, stack.frames.join(";")));
-            }
-        }
-        Ok(checked)
+        Checked::of(folded, &["[route not known]", "[request not known]", "[other]"], |stack, group| {
+            Some(match self.truth(stack)? {
+                None => ("no route".to_owned(), group == "[no route]"),
+                Some(number) => (self.labels[number].clone(), Self::is_label(&self.labels[number], group)),
+            })
+        })
     }
 
     /// Whether all stacks in functions of routes are in those of the route with this label.
