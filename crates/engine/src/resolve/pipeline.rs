@@ -191,7 +191,9 @@ impl Pipeline {
     pub fn follow(&mut self, process: &Process) {
         let tally = std::mem::take(&mut self.tally);
         let shows_kernel = self.shows_kernel;
-        *self = Self { tally, shows_kernel, ..Self::new(process, &[]) };
+        let mut next = Self { tally, shows_kernel, ..Self::new(process, &[]) };
+        next.requests.find_trace_ids_of(&self.requests, &mut next.namer);
+        *self = next;
     }
 
     /// Whether waits show the functions of the kernel, besides the reason of the wait.

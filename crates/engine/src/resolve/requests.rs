@@ -271,6 +271,13 @@ impl RequestLabeller {
         }
     }
 
+    /// Looks for the same trace IDs as another labeller, if that looks for any.
+    pub fn find_trace_ids_of(&mut self, other: &Self, namer: &mut Namer) {
+        if let Some(trace_ids) = &other.trace_ids {
+            self.find_trace_ids(trace_ids.variable(), namer);
+        }
+    }
+
     /// One more VM: it may be the first that has requests.
     pub fn see_vm(&mut self, vm: &Vm, namer: &mut Namer) {
         if self.is_off || self.fibers.are_there() {

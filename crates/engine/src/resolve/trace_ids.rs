@@ -23,6 +23,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Finds the trace IDs of the requests of one process.
 pub struct ProcessTraceIds {
+    /// The variable that was asked for.
+    variable: Option<String>,
     ids: TraceIds,
     /// The code of [`WRITERS`].
     writers: Vec<Range<u64>>,
@@ -102,7 +104,13 @@ impl ProcessTraceIds {
     /// IDs in this variable, or in those that are known to have some. `namer` knows the functions of the process.
     pub fn of_variable(name: Option<&str>, namer: &mut Namer) -> Self {
         let writers = WRITERS.iter().filter_map(|name| namer.function_range(name)).collect();
-        Self { ids: TraceIds::of_variable(name), writers, again: Instant::now(), tally: TraceIdTally::default() }
+        let (variable, ids) = (name.map(str::to_owned), TraceIds::of_variable(name));
+        Self { variable, ids, writers, again: Instant::now(), tally: TraceIdTally::default() }
+    }
+
+    /// The variable that was asked for; [`None`] for those that are known to have IDs.
+    pub fn variable(&self) -> Option<&str> {
+        self.variable.as_deref()
     }
 
     /// The layout for the kernel half.
