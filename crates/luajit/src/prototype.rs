@@ -110,10 +110,13 @@ impl Prototype {
     /// # Errors
     /// [`PrototypeError::Gone`] if another prototype was there before or after the read, or if it was collected.
     pub fn read_alive<M: ReadMemory>(memory: &M, vm: &Vm, key: PrototypeKey) -> Result<Self, PrototypeError> {
-        let prototype = Self::read(memory, &vm.layout, key)?;
-        // The string that the table has may be another one, which has taken the place of the name meanwhile.
-        let is_same = || Self::key_at(memory, &vm.layout, key.address) == Ok(key);
-        if is_alive(memory, vm, key.address) && is_same() { Ok(prototype) } else { Err(PrototypeError::Gone) }
+        let prototype = Self::read_of(&PageCache::new(memory), &vm.layout, key)?;
+        // Its key is compared last: the string that the table has may be another one, which has taken the place of the name.
+        if is_alive(memory, vm, key.address) && Self::key_at(memory, &vm.layout, key.address)? == key {
+            Ok(prototype)
+        } else {
+            Err(PrototypeError::Gone)
+        }
     }
 
     /// Reads the prototype that `key` describes, if something else holds it alive.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
 use lj_trace_common::allocation::on_trace::TracePlace;
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen, TraceSeen};
+use lj_trace_luajit::interned::has_string;
 use lj_trace_luajit::{FunctionNames, Prototype, Prototypes, Vm, read_traces};
 use lj_trace_probes::allocator::AllocationRecord;
 use lj_trace_process::{Process, ProcessMemory};
@@ -541,10 +542,13 @@ impl MemoryEvents {
         /// The longest name to read in bytes. Longer ones are the source code of a chunk, not a name.
         const LONGEST: usize = 1 << 16;
         let text = seen.chunkname.wrapping_add(u64::from(self.vm.layout.sizeof_str));
-        match self.memory.read_bytes(text, LONGEST.min(seen.name_length as usize)) {
-            Ok(name) if name.starts_with(beginning) => name,
-            _ => [beginning, b"..."].concat(),
-        }
+        let read = || self.memory.read_bytes(text, LONGEST.min(seen.name_length as usize)).ok();
+        let whole = read().filter(|name| {
+            // Of a string that was freed, only the end may be wrong; and another one may have taken its place.
+            let is_string = has_string(&self.memory, &self.vm, seen.chunkname) == Ok(true);
+            name.starts_with(beginning) && is_string && read().as_ref() == Some(name)
+        });
+        whole.unwrap_or_else(|| [beginning, b"..."].concat())
     }
 
     /// Names a C function; returns its address in the outputs.
