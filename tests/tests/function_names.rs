@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -153,6 +154,20 @@ fn allocating_compiled_on_luajit2() -> Result<()> {
 #[test]
 fn allocating_compiled_on_tarantool() -> Result<()> {
     every_function_has_its_name(TARANTOOL, true, "memprof")
+}
+
+/// Where lj-trace has too little CPU to find a name before the first events, the name is that of these events, too.
+#[test]
+fn names_that_are_found_late_are_those_of_earlier_events() -> Result<()> {
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 * std::thread::available_parallelism()?.get() {
+            scope.spawn(|| while !ends.load(Ordering::Relaxed) {});
+        }
+        let outcome = every_function_has_its_name(TARANTOOL, true, "memprof");
+        ends.store(true, Ordering::Relaxed);
+        outcome
+    })
 }
 
 /// Names are looked for once a function was sampled: attaching does not wait for them.

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::blockers::{follow, stop};
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::nginx::Nginx;
-use lj_trace_tests::requests::Checked;
+use lj_trace_tests::requests::{Checked, Requests};
 use lj_trace_tests::traced_requests::{IdSource, TracedSite};
 use lj_trace_tests::tracer::{Outcome, Tracer};
 
@@ -78,7 +79,7 @@ fn told(http: &str, options: &[&str]) -> Result<Option<(String, Nginx)>> {
     let Some(nginx) = nginx else { return Ok(None) };
     let pid = nginx.workers()[0].to_string();
     let socket = nginx.socket();
-    let requests = lj_trace_tests::requests::Requests::start(vec!["/".to_owned()], &socket, 1);
+    let requests = Requests::start(vec!["/".to_owned()], &socket, 1);
     let outcome = Tracer::start(["--pid", &pid, "--duration", "2s", "--force"].iter().chain(options))?.wait()?;
     drop(requests);
     Ok(Some((outcome.stderr, nginx)))
@@ -114,8 +115,7 @@ fn a_waiting_request_is_found_by_its_id() -> Result<()> {
     })?;
     let Some(nginx) = nginx else { return Ok(()) };
     let pid = nginx.workers()[0].to_string();
-    let requests: Vec<_> =
-        (0..3).map(|_| lj_trace_tests::requests::Requests::start(vec!["/".to_owned()], &nginx.socket(), 1)).collect();
+    let requests: Vec<_> = (0..3).map(|_| Requests::start(vec!["/".to_owned()], &nginx.socket(), 1)).collect();
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("waits.folded").display().to_string();
     let options = ["--mode", "waits", "--interval", "200ms", "--group-by", "trace_id", "--duration", "3s", "-o", &file];
@@ -129,6 +129,37 @@ fn a_waiting_request_is_found_by_its_id() -> Result<()> {
     ensure!(!known.is_empty(), "{ids:?}\n{}", outcome.stderr);
     for id in known {
         let _ = log.find(&format!("id {id}")).with_context(|| format!("{id}\n{log}"))?;
+    }
+    Ok(())
+}
+
+/// So have requests that block the event loop, without being asked for it: each ID is one that nginx has logged.
+#[test]
+fn a_request_that_blocks_the_loop_is_told_with_its_id() -> Result<()> {
+    let nginx = Nginx::configured(|_, listen| {
+        Ok(format!(
+            "server {{ listen {listen}; set $kong_request_id $request_id; location / {{
+                 content_by_lua_block {{
+                     ngx.log(ngx.ERR, 'id ', ngx.var.kong_request_id)
+                     local ends = os.clock() + 0.08
+                     while os.clock() < ends do end
+                     ngx.say('x')
+                 }}
+             }} }}\n"
+        ))
+    })?;
+    let Some(nginx) = nginx else { return Ok(()) };
+    let tracer = follow(nginx.workers()[0])?;
+    let requests = Requests::start(vec!["/".to_owned()], &nginx.socket(), 1);
+    std::thread::sleep(Duration::from_secs(2));
+    drop(requests);
+    let told = stop(tracer)?;
+    let log = nginx.log();
+    let ids: Vec<&str> = told.iter().filter_map(|told| told.json["request"]["trace_id"].as_str()).collect();
+    // The first ones show where requests have their IDs. A turn with several requests may be of none of them.
+    ensure!(ids.len() >= 5 && ids.len() * 2 > told.len(), "{} of {} have an ID: {told:#?}", ids.len(), told.len());
+    for id in ids {
+        ensure!(log.contains(&format!("id {id}")), "{id}\n{log}");
     }
     Ok(())
 }

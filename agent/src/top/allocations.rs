@@ -5,7 +5,7 @@ use std::ops::AddAssign;
 use std::sync::Arc;
 
 use lj_trace_profile::Frame;
-use lj_trace_profile::memory::sources::Sources;
+use lj_trace_profile::memory::sources::{SourceLine, Sources};
 use lj_trace_profile::model::{StackId, StackTable};
 use lj_trace_streams::hash::HeapMap;
 use lj_trace_streams::memprof::{Event, Source};
@@ -70,10 +70,13 @@ impl Allocations {
     }
 
     fn add(&mut self, vm: usize, event: &Event) {
-        self.of_vm(vm);
+        self.register_vm(vm);
         match *event {
             // The gauges show losses.
-            Event::Symbol(ref symbol) => return self.sources[vm].symbol(symbol, &mut BTreeMap::new()),
+            Event::Symbol(ref symbol) => {
+                self.sources[vm].symbol(symbol, &mut self.stacks, &mut BTreeMap::new());
+                return;
+            }
             Event::Alloc { source, addr, size } => {
                 let stack = self.sources[vm].stack(source, &mut self.stacks);
                 self.allocate(stack, stack, addr, size);
@@ -89,11 +92,10 @@ impl Allocations {
         self.events += 1;
     }
 
-    fn of_vm(&mut self, vm: usize) -> &mut Sources {
+    fn register_vm(&mut self, vm: usize) {
         for new in self.sources.len()..=vm {
             self.sources.push(Sources::of_vm(Frame::vm(new)).within(STACKS));
         }
-        &mut self.sources[vm]
     }
 
     fn allocate(&mut self, source: StackId, holder: StackId, addr: u64, size: u64) {
@@ -176,16 +178,24 @@ impl AllocationListener for Allocations {
         self.add(vm, event);
     }
 
-    fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
-        self.of_vm(vm).line(source, frames);
+    fn line(&mut self, vm: usize, source: Source, line: SourceLine) {
+        self.register_vm(vm);
+        self.sources[vm].line(source, line);
+    }
+
+    fn name_function(&mut self, vm: usize, proto: u64, name: &Arc<str>) {
+        self.register_vm(vm);
+        self.sources[vm].name_function(proto, name, &mut self.stacks);
     }
 
     fn forget_prototype(&mut self, vm: usize, proto: u64) {
-        self.of_vm(vm).forget_prototype(proto);
+        self.register_vm(vm);
+        self.sources[vm].forget_prototype(proto);
     }
 
     fn forget_lines(&mut self, vm: usize) {
-        self.of_vm(vm).forget_lines();
+        self.register_vm(vm);
+        self.sources[vm].forget_lines();
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! An event says which prototype runs. At the first event of a prototype, lj-trace looks for its name, and names the
 //! functions that it creates: a module's chunk is freed before its functions run. Names that take long to find come later
-//! (`name_search`); events until then have no name.
+//! (`name_search`); reports then give them to the events until then.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -22,6 +22,9 @@ pub struct Definitions {
     names: AddrMap<u64, (Meaning, Option<Arc<str>>)>,
     /// Functions whose names are not known yet.
     missed: HashMap<u64, Meaning>,
+    /// Those of them that were searched while the heap changed too fast. They are searched again.
+    unsettled: HashMap<u64, Meaning>,
+    retry: Retry,
     /// Those of them that appear in lines of reports.
     missed_in_lines: HashSet<u64>,
     /// Those of them whose names were found since.
@@ -40,10 +43,44 @@ pub struct FoundName {
     pub name: Option<Arc<str>>,
     /// Whether lines of reports show the function.
     pub is_in_lines: bool,
+    /// Whether another search would find the same.
+    is_settled: bool,
+}
+
+/// When to search again for names that a changing heap has hidden: after twice as many batches each time.
+#[derive(Debug)]
+struct Retry {
+    /// Batches until the next search.
+    left: u32,
+    /// Batches until the one after that.
+    next: u32,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { left: 1, next: 2 }
+    }
+}
+
+impl Retry {
+    /// The most batches between two searches.
+    const MOST: u32 = 64;
+
+    /// Counts a batch; returns whether to search in it.
+    fn is_due(&mut self) -> bool {
+        self.left -= 1;
+        if self.left > 0 {
+            return false;
+        }
+        (self.left, self.next) = (self.next, Self::MOST.min(2 * self.next));
+        true
+    }
 }
 
 /// A question to the name search.
 enum Wanted {
+    /// What is needed to find names, before the first is asked for.
+    All,
     /// The name of the function at an address, if it is still the function with this meaning.
     Name(u64, Meaning),
     /// The names of the functions that this one creates.
@@ -74,16 +111,18 @@ impl Finder for HeapNames {
         };
         let mut name = |namer: &mut FunctionNamer, proto, prototype: &Prototype| {
             let name = namer.name(memory, vm, &prototype.key);
-            found(FoundName { proto, meaning: Meaning::of(prototype), name, is_in_lines: false })
+            let is_settled = namer.is_settled(&prototype.key);
+            found(FoundName { proto, meaning: Meaning::of(prototype), name, is_in_lines: false, is_settled })
         };
         match wanted {
+            Wanted::All => namer.look_ahead(memory, vm),
             Wanted::Name(address, meaning) => match read(address).filter(|it| Meaning::of(it) == meaning) {
                 Some(prototype) => {
                     name(namer, address, &prototype);
                 }
                 // The function is gone.
                 None => {
-                    found(FoundName { proto: address, meaning, name: None, is_in_lines: false });
+                    found(FoundName { proto: address, meaning, name: None, is_in_lines: false, is_settled: true });
                 }
             },
             Wanted::Children(address) => {
@@ -123,12 +162,28 @@ impl Definitions {
         Self { room, ..Self::default() }
     }
 
+    /// Begins to search, before the first event: what comes first takes longest.
+    pub fn look_ahead(&mut self, memory: &ProcessMemory, vm: &Vm) {
+        self.search.ask_ahead(Wanted::All);
+        self.start(memory, vm);
+    }
+
     /// Begins a batch: time has passed, so continues the search.
     pub fn begin_batch(&mut self, memory: &ProcessMemory, vm: &Vm) {
         let mut found = Vec::new();
         self.search.begin_batch(|name| found.push(name));
         found.into_iter().for_each(|name| self.take_in(name));
+        if !self.unsettled.is_empty() && self.retry.is_due() {
+            for (address, meaning) in std::mem::take(&mut self.unsettled) {
+                self.search.ask(Wanted::Name(address, meaning));
+            }
+        }
         self.start(memory, vm);
+    }
+
+    /// Whether names are searched that were needed.
+    pub fn is_searching(&self) -> bool {
+        !self.missed.is_empty()
     }
 
     /// The names that were missing when they were needed, and are known by now.
@@ -144,6 +199,7 @@ impl Definitions {
     /// The same number; the caller counts these functions from now on.
     pub fn take_unsearched(&mut self) -> u64 {
         self.missed_in_lines.clear();
+        self.unsettled.clear();
         self.search.take_unsearched() + std::mem::take(&mut self.missed).len() as u64
     }
 
@@ -172,11 +228,12 @@ impl Definitions {
         let place = |finder: &mut HeapNames| finder.place = Some((*memory, vm.clone()));
         let wanted = Wanted::Name(address, meaning);
         let is_known = self.search.ask_and_wait(wanted, place, |name| found.push(name), is_it);
-        let name = found.iter().find(|name| is_it(name)).and_then(|found| found.name.clone());
-        found.into_iter().for_each(|name| self.take_in(name));
-        if is_known == Some(false) {
+        let own = found.iter().find(|name| is_it(name));
+        let (name, is_settled) = own.map_or((None, true), |found| (found.name.clone(), found.is_settled));
+        if is_known == Some(false) || !is_settled {
             self.missed.insert(address, meaning);
         }
+        found.into_iter().for_each(|name| self.take_in(name));
         name
     }
 
@@ -202,6 +259,7 @@ impl Definitions {
         }
         self.missed.remove(&address);
         self.missed_in_lines.remove(&address);
+        self.unsettled.remove(&address);
         self.search.forget(address);
     }
 
@@ -210,6 +268,12 @@ impl Definitions {
     }
 
     fn take_in(&mut self, found: FoundName) {
+        if !found.is_settled {
+            if self.missed.get(&found.proto) == Some(&found.meaning) {
+                self.unsettled.insert(found.proto, found.meaning);
+            }
+            return;
+        }
         if self.missed.get(&found.proto) == Some(&found.meaning) {
             self.missed.remove(&found.proto);
             let is_in_lines = self.missed_in_lines.remove(&found.proto);

@@ -2,6 +2,7 @@
 //! that is known without probes.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use lj_trace_common::activity::ActivitySample;
 use lj_trace_estimate::observation::{ActivityId, CpuSample, Nanos, Reading, SourceId, Window};
@@ -161,7 +162,12 @@ impl Estimation {
     /// Sets the Lua line of a source on a trace.
     pub fn line(&mut self, vm: usize, source: Source, line: TraceLine) {
         self.on_traces.insert((vm, source), line.entered);
-        self.profile.line(vm, source, line.frames);
+        self.profile.line(vm, source, line.line);
+    }
+
+    /// Names a function in lines that were set without its name.
+    pub fn name_function(&mut self, vm: usize, proto: u64, name: &Arc<str>) {
+        self.profile.name_function(vm, proto, name);
     }
 
     /// Notes that a prototype of a VM was freed. Its address may belong to another function later.

@@ -9,6 +9,8 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
 use lj_trace_common::allocation::on_trace::TracePlace;
@@ -18,6 +20,7 @@ use lj_trace_luajit::{FunctionNames, Prototype, Prototypes, Vm, read_traces};
 use lj_trace_probes::allocator::AllocationRecord;
 use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_profile::Frame;
+use lj_trace_profile::memory::sources::SourceLine;
 use lj_trace_streams::hash::AddrMap;
 use lj_trace_streams::memprof::{Event, Source};
 use lj_trace_streams::{Annotation, Symbol, TraceSymbol, reserved};
@@ -147,6 +150,8 @@ impl MemoryEvents {
     pub fn read(process: &Process, vm: &Vm, number: usize, version: u8, room: &NameRoom) -> Self {
         let functions = FunctionNames::read(&process.memory(), vm);
         let mut events = Self::new(process, vm, number, version, functions, room);
+        // It runs beside all that attaching has to do.
+        events.definitions.look_ahead(&events.memory, vm);
         events.read_symbols(process);
         events
     }
@@ -197,8 +202,7 @@ impl MemoryEvents {
         }
     }
 
-    /// Reads those symbols of the VM that events do not carry. Names of functions are looked up at their first event: in a
-    /// heap with a million prototypes, that takes a while.
+    /// Reads those symbols of the VM that events do not carry. Names of functions are looked up at their first event.
     fn read_symbols(&mut self, process: &Process) {
         let (memory, vm) = (self.memory, self.vm.clone());
         let mut first = FirstSymbols::within(&self.room);
@@ -319,11 +323,12 @@ impl MemoryEvents {
         self.trace_lines.begin_batch();
         let late = self.definitions.take_late();
         let mut are_lines_named = false;
-        for FoundName { proto, meaning, name, is_in_lines } in late {
+        for FoundName { proto, meaning, name, is_in_lines, .. } in late {
             let Some(name) = name else { continue };
             if is_in_lines {
                 are_lines_named = true;
                 self.c_callers.name(proto, meaning, &name);
+                out.name_function(self.number, proto, &name);
             }
             if self.named.contains(&proto) && self.known.get(&proto) == Some(&meaning) {
                 out.event(self.number, &Event::Symbol(Annotation::FunctionName { proto, name }.to_symbol()))?;
@@ -334,6 +339,18 @@ impl MemoryEvents {
             self.trace_lines.forget();
             self.c_callers.tell_again();
             out.forget_lines(self.number);
+        }
+        Ok(())
+    }
+
+    /// Waits for names that are searched, until then at most.
+    ///
+    /// # Errors
+    /// As [`Self::begin_batch`].
+    pub fn finish_names(&mut self, until: Instant, out: &mut MemoryOutputs) -> Result<(), EngineError> {
+        while self.definitions.is_searching() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+            self.begin_batch(out)?;
         }
         Ok(())
     }
@@ -465,7 +482,8 @@ impl MemoryEvents {
         };
         let (source, frames) = c_callers.shown(call, find)?;
         if let Some(frames) = frames {
-            out.line(self.number, source, TraceLine { frames, entered: call.prototype });
+            let line = SourceLine { frames, prototype: call.prototype };
+            out.line(self.number, source, TraceLine { line, entered: call.prototype });
         }
         Some(source)
     }

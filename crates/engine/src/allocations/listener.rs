@@ -2,8 +2,9 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use lj_trace_profile::Frame;
+use lj_trace_profile::memory::sources::SourceLine;
 use lj_trace_streams::memprof::{Event, Source};
 
 /// Observes allocation events besides the outputs of a recording.
@@ -12,7 +13,10 @@ pub trait AllocationListener {
     fn event(&mut self, vm: usize, event: &Event);
 
     /// Takes the Lua line of a source on a trace, before the first event with that source.
-    fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>);
+    fn line(&mut self, vm: usize, source: Source, line: SourceLine);
+
+    /// Takes the name of a function in lines that came without it.
+    fn name_function(&mut self, vm: usize, proto: u64, name: &Arc<str>);
 
     /// Notes that a prototype of a VM was freed. Its address may belong to another function later.
     fn forget_prototype(&mut self, vm: usize, proto: u64);

@@ -110,6 +110,11 @@ impl<F: Finder> NameSearch<F> {
         has_room
     }
 
+    /// Asks a question before the first batch. The patience of the batch that asks the first one stays.
+    pub fn ask_ahead(&mut self, wanted: F::Wanted) {
+        self.waiting.push(wanted);
+    }
+
     /// Counts a name that is not searched.
     pub fn refuse(&mut self) {
         self.unsearched = self.unsearched.saturating_add(1);

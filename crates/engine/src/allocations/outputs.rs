@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use lj_trace_profile::estimated::sample_mark;
@@ -305,12 +306,25 @@ impl MemoryOutputs {
         if let Some(estimation) = &mut self.estimation {
             estimation.line(vm, source, line.clone());
         }
-        let TraceLine { frames, .. } = line;
+        let TraceLine { line, .. } = line;
         if let Some(live) = &self.live {
-            live.borrow_mut().line(vm, source, frames.clone());
+            live.borrow_mut().line(vm, source, line.clone());
         }
         if let Reports::Sources { profile, .. } = &mut self.reports {
-            profile.line(vm, source, frames);
+            profile.line(vm, source, line);
+        }
+    }
+
+    /// Names a function in lines that were set without its name.
+    pub fn name_function(&mut self, vm: usize, proto: u64, name: &Arc<str>) {
+        if let Some(estimation) = &mut self.estimation {
+            estimation.name_function(vm, proto, name);
+        }
+        if let Some(live) = &self.live {
+            live.borrow_mut().name_function(vm, proto, name);
+        }
+        if let Reports::Sources { profile, .. } = &mut self.reports {
+            profile.name_function(vm, proto, name);
         }
     }
 

@@ -11,6 +11,7 @@ use lj_trace_luajit::trace::stacks::NOWHERE;
 use lj_trace_luajit::trace::{Allowance, KnownTrace, Sought, Traces};
 use lj_trace_process::ProcessMemory;
 use lj_trace_profile::Frame;
+use lj_trace_profile::memory::sources::SourceLine;
 use lj_trace_streams::memprof::Source;
 use lj_trace_text::chunk_name;
 
@@ -37,8 +38,8 @@ pub struct TraceLines {
 /// A line on a trace.
 #[derive(Clone, Debug)]
 pub struct TraceLine {
-    /// The frames of the line: chunk, function, and line.
-    pub frames: Vec<Frame>,
+    /// Chunk, function, and line.
+    pub line: SourceLine,
     /// The prototype in which the trace starts. Light samples show nothing else of a trace.
     pub entered: u64,
 }
@@ -134,8 +135,8 @@ impl TraceLines {
         let trace = known(&mut self.traces, memory, vm, identity)?;
         // The call instruction is before its return address.
         let span = trace.attribution.at(offset.checked_sub(1)?).filter(|span| span.certain)?;
-        let frames = frames(memory, vm, &trace, &span.chain, definitions)?;
-        Some(TraceLine { frames, entered: trace.body.trace.startpt })
+        let line = innermost_line(memory, vm, &trace, &span.chain, definitions)?;
+        Some(TraceLine { line, entered: trace.body.trace.startpt })
     }
 }
 
@@ -145,14 +146,14 @@ fn known(traces: &mut Traces, memory: &ProcessMemory, vm: &Vm, identity: &TraceI
     traces.find(memory, vm, Sought::Number(number), identity, || None).ok()
 }
 
-/// The frames of a chain's innermost Lua function: its file, the function, and the line.
-fn frames(
+/// The line of a chain's innermost Lua function: its file, the function, and the line.
+fn innermost_line(
     memory: &ProcessMemory,
     vm: &Vm,
     trace: &KnownTrace,
     chain: &Chain,
     definitions: &mut Definitions,
-) -> Option<Vec<Frame>> {
+) -> Option<SourceLine> {
     let lua = |(callee, position): &(lj_trace_luajit::trace::Callee, u32)| {
         Some((trace.functions.prototype(callee.prototype()?)?, *position))
     };
@@ -167,5 +168,5 @@ fn frames(
     ];
     let line = (position != NOWHERE).then(|| prototype.line_at(position)).flatten();
     frames.extend(line.map(|line| Frame::Line { chunk, line }));
-    Some(frames)
+    Some(SourceLine { frames, prototype: prototype.key.address })
 }

@@ -68,6 +68,9 @@ pub struct MemoryPreparation {
     requests: AllocationRequests,
 }
 
+/// How long a recording that is over waits for names of functions: the program no longer pays for it.
+const LAST_NAMES: Duration = Duration::from_millis(500);
+
 impl MemoryPreparation {
     /// Opens the outputs, and reads the objects that the VMs have so far.
     ///
@@ -718,6 +721,10 @@ impl MemoryRecording {
         (cost, others): (Cost, Option<f64>),
         unread_stacks: (&'static str, u64),
     ) -> Result<(MemorySummary, Vec<PathBuf>), EngineError> {
+        let until = Instant::now() + LAST_NAMES;
+        for events in self.events.iter_mut().flatten() {
+            events.finish_names(until, &mut self.outputs)?;
+        }
         if self.bounded.is_none() {
             let Self { events, changes, accounts, gone, outputs, .. } = &mut self;
             let events = events.iter_mut().enumerate();

@@ -44,7 +44,7 @@ const ATTEMPTS: u32 = 4;
 
 /// Names the Lua functions of a VM.
 ///
-/// It reads nothing before the first request for a name. Once given, a name stays, so a function has the same name in
+/// It reads nothing before the first request for a name, or [`look_ahead`](Self::look_ahead). Once given, a name stays, so a function has the same name in
 /// the whole recording.
 #[derive(Debug)]
 pub struct FunctionNamer {
@@ -80,6 +80,11 @@ impl FunctionNamer {
             allowance: objects,
             unsearched: 0,
         }
+    }
+
+    /// Finds the parents of all functions of the VM. Else the first request for a name does that.
+    pub fn look_ahead<M: ReadMemory>(&mut self, memory: &M, vm: &Vm) {
+        self.search.look_ahead(memory, vm, &mut self.allowance);
     }
 
     /// Notes that a new batch of samples begins: some more objects may be read.
@@ -118,6 +123,11 @@ impl FunctionNamer {
         }
         self.names.insert(key.address, (*key, name.clone()));
         name
+    }
+
+    /// Whether the last answer for a function stays: else the heap changed too fast, and a later search may find a name.
+    pub fn is_settled(&self, key: &PrototypeKey) -> bool {
+        self.names.get(&key.address).is_some_and(|(known, _)| known == key)
     }
 
     /// Forgets the function of a prototype that was freed: a new prototype at the same address may look the same.

@@ -113,6 +113,15 @@ impl ParentSearch {
         self.known.remove(prototype);
     }
 
+    /// Finds the parents of all prototypes, as far as `budget` allows, so that the first search does not have to.
+    pub fn look_ahead<M: ReadMemory>(&mut self, memory: &M, vm: &Vm, budget: &mut u64) {
+        let nobody = PrototypeKey { address: 0, chunkname: 0, firstline: 0, sizebc: 0 };
+        while self.walks < WALKS && self.go_on(memory, vm, &nobody, budget) != ListEnd::Budget {
+            self.walk = None;
+            self.walks += 1;
+        }
+    }
+
     /// Searches the parent of a prototype. It reads at most `budget` objects, and subtracts them from `budget`; the
     /// next search continues where this one ends.
     pub fn parent<M: ReadMemory>(

@@ -10,6 +10,7 @@ mod verdict;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::sync::Arc;
 
 pub use about::AboutEstimate;
 pub use figures::LineFigures;
@@ -23,7 +24,7 @@ pub use notes::{is_sample, sample_mark};
 pub use verdict::EstimateVerdict;
 
 use super::Frame;
-use super::memory::sources::Sources;
+use super::memory::sources::{SourceLine, Sources};
 use super::memory::{ALLOC_OBJECTS, ALLOC_SPACE};
 use super::model::{Measure, Profile, StackId, StackTable, Unit};
 
@@ -110,7 +111,7 @@ impl EstimatedProfile {
                 return;
             }
         }
-        self.sources[vm].symbol(symbol, &mut self.losses);
+        self.sources[vm].symbol(symbol, &mut self.stacks, &mut self.losses);
     }
 
     #[inline]
@@ -145,14 +146,20 @@ impl EstimatedProfile {
     /// Gives the Lua line of a source on a trace.
     ///
     /// A line is the same source before and after it is compiled, with one error.
-    pub fn line(&mut self, vm: usize, source: Source, mut frames: Vec<Frame>) {
+    pub fn line(&mut self, vm: usize, source: Source, mut line: SourceLine) {
         self.register_vm(vm);
-        for frame in &mut frames {
+        for frame in &mut line.frames {
             if let Frame::Lua { compiled, .. } = frame {
                 *compiled = false;
             }
         }
-        self.sources[vm].line(source, frames);
+        self.sources[vm].line(source, line);
+    }
+
+    /// Names a function in lines that were given without its name.
+    pub fn name_function(&mut self, vm: usize, proto: u64, name: &Arc<str>) {
+        self.register_vm(vm);
+        self.sources[vm].name_function(proto, name, &mut self.stacks);
     }
 
     /// Notes that a prototype of a VM was freed: its address may mean something else later.

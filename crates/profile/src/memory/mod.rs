@@ -5,17 +5,19 @@ mod request;
 pub mod sources;
 mod stored;
 pub mod text;
+mod unnamed;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::ops::AddAssign;
+use std::sync::Arc;
 
 use growth::Growth;
 use lj_trace_streams::hash::{AddrMap, HeapMap};
 use lj_trace_streams::memprof::{Event, Source};
 use lj_trace_text::{Room, bytes};
 pub use request::EventRequest;
-use sources::Sources;
+use sources::{NamedStacks, SourceLine, Sources};
 pub use stored::{GrowthStep, StoredMemory};
 
 use super::Frame;
@@ -160,7 +162,10 @@ impl MemoryProfile {
     pub fn add_for(&mut self, vm: usize, event: &Event, request: Option<&EventRequest>) {
         self.register_vm(vm);
         let source = match event {
-            Event::Symbol(symbol) => return self.sources[vm].symbol(symbol, &mut self.losses),
+            Event::Symbol(symbol) => {
+                let named = self.sources[vm].symbol(symbol, &mut self.stacks, &mut self.losses);
+                return named.map_or((), |named| self.name_of_requests(&named));
+            }
             Event::Alloc { source, .. } | Event::Realloc { source, .. } | Event::Free { source, .. } => *source,
         };
         if request.is_some_and(|request| request.is_left_out) {
@@ -258,9 +263,30 @@ impl MemoryProfile {
     }
 
     /// Gives the Lua line of a source on a trace: a stream has no room for it.
-    pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
+    pub fn line(&mut self, vm: usize, source: Source, line: SourceLine) {
         self.register_vm(vm);
-        self.sources[vm].line(source, frames);
+        self.sources[vm].line(source, line);
+    }
+
+    /// Names a function in lines that were given without its name.
+    pub fn name_function(&mut self, vm: usize, proto: u64, name: &Arc<str>) {
+        self.register_vm(vm);
+        if let Some(named) = self.sources[vm].name_function(proto, name, &mut self.stacks) {
+            self.name_of_requests(&named);
+        }
+    }
+
+    /// Names the stacks of requests that were made from stacks that have a name now.
+    #[cold]
+    fn name_of_requests(&mut self, named: &NamedStacks) {
+        let is_named = |stack: &StackId| named.stacks.contains(stack);
+        // A group takes the place of the VM, so stacks of several VMs may be one.
+        let others = self.of_requests.iter().filter(|((stack, _), _)| !is_named(stack));
+        let others: HashSet<StackId> = others.map(|(_, made)| *made).collect();
+        let stacks = &mut self.stacks;
+        self.of_requests.retain(|(stack, _), made| {
+            !is_named(stack) || !others.contains(made) && stacks.name_function(*made, &named.name)
+        });
     }
 
     /// Notes that a prototype of a VM was freed: its address may mean something else later.
@@ -294,7 +320,7 @@ impl MemoryProfile {
             garbage[old.index()] += *sum;
         }
         self.garbage = garbage;
-        self.sources.iter_mut().for_each(Sources::forget_stacks);
+        self.sources.iter_mut().for_each(|sources| sources.renumber(&moved));
         self.of_requests.clear();
     }
 

@@ -9,12 +9,14 @@ use lj_trace_streams::{Annotation, Symbol, SymbolTable, reserved, symtab};
 use lj_trace_text::chunk_name;
 use lj_trace_unwind::symbols::demangle::demangle;
 
+use super::unnamed::UnnamedStacks;
 use crate::frame::Frame;
 use crate::model::{StackId, StackTable};
 
 /// What the sources of a VM's allocations mean at this point of the stream, and their stacks.
 ///
-/// A source's stack is looked up once, and again only when a symbol changes what the source means.
+/// A source's stack is looked up once, and again only when a symbol changes what the source means. A name that comes
+/// after the first events of a function is given to their stacks, too.
 #[derive(Debug, Default)]
 pub struct Sources {
     symbols: SymbolTable,
@@ -27,11 +29,28 @@ pub struct Sources {
     /// The sources that are traces, by number.
     traces: AddrMap<u64, Vec<Source>>,
     /// The Lua lines behind sources on traces, where a recording knows more than a stream says.
-    lines: HashMap<Source, Vec<Frame>>,
+    lines: HashMap<Source, SourceLine>,
+    unnamed: UnnamedStacks,
     /// The frame that all its stacks begin with: the VM.
     root: Option<Frame>,
     /// Once all stacks take this many bytes of memory, further sources share one frame.
     limit: Option<usize>,
+}
+
+/// The Lua line of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceLine {
+    /// Chunk, function, line, and what the line calls, as far as they are known.
+    pub frames: Vec<Frame>,
+    /// The address of the function's prototype.
+    pub prototype: u64,
+}
+
+/// Stacks that have got the name of their function.
+#[derive(Debug)]
+pub struct NamedStacks {
+    pub(super) name: Arc<str>,
+    pub(super) stacks: Vec<StackId>,
 }
 
 impl Sources {
@@ -46,28 +65,34 @@ impl Sources {
         Self { limit: Some(bytes), ..self }
     }
 
-    /// Adds a symbol. Losses that the stream notes go to `losses`.
-    pub fn symbol(&mut self, symbol: &Symbol, losses: &mut BTreeMap<String, u64>) {
+    /// Adds a symbol. Losses that the stream notes go to `losses`. Returns the `stacks` that have a name by it.
+    pub fn symbol(
+        &mut self,
+        symbol: &Symbol,
+        stacks: &mut StackTable,
+        losses: &mut BTreeMap<String, u64>,
+    ) -> Option<NamedStacks> {
         match Annotation::from_symbol(symbol) {
             Some(Annotation::FunctionName { proto, name }) => {
-                if self.names.insert(proto, name.clone()) != Some(name) {
-                    self.forget(proto);
+                if self.names.insert(proto, name.clone()).as_ref() == Some(&name) {
+                    return None;
                 }
-                return;
+                drop_all(&mut self.stacks, self.lua.remove(&proto).unwrap_or_default());
+                return self.name_function(proto, &name, stacks);
             }
             Some(Annotation::Property { key, value }) => {
                 if let (Some(reason), Ok(count)) = (key.strip_prefix("lost "), value.parse::<u64>()) {
                     *losses.entry(reason.to_owned()).or_insert(0) += count;
                 }
-                return;
+                return None;
             }
             Some(Annotation::Writer | Annotation::State(_) | Annotation::Line(_) | Annotation::Compiled { .. }) => {
-                return;
+                return None;
             }
             None => {}
         }
         if !self.symbols.insert(symbol.clone()) {
-            return;
+            return None;
         }
         match symbol {
             Symbol::Lua { addr, .. } => {
@@ -79,12 +104,25 @@ impl Sources {
                 drop_all(&mut self.stacks, self.traces.remove(&trace.number).unwrap_or_default());
             }
         }
+        None
+    }
+
+    /// Names the `stacks` that a function has without a name so far.
+    pub fn name_function(&mut self, proto: u64, name: &Arc<str>, stacks: &mut StackTable) -> Option<NamedStacks> {
+        let mut of_it = self.unnamed.take(proto);
+        if of_it.is_empty() {
+            return None;
+        }
+        // Those that stay as they are, because the named stack is there already, get no more events.
+        self.stacks.retain(|_, stack| !of_it.contains(stack));
+        of_it.retain(|stack| stacks.name_function(*stack, name));
+        Some(NamedStacks { name: name.clone(), stacks: of_it })
     }
 
     /// Gives the Lua line of a source on a trace.
-    pub fn line(&mut self, source: Source, frames: Vec<Frame>) {
+    pub fn line(&mut self, source: Source, line: SourceLine) {
         self.stacks.remove(&source);
-        self.lines.insert(source, frames);
+        self.lines.insert(source, line);
     }
 
     /// Forgets a freed prototype: its address has no name until a symbol says what is there then.
@@ -100,8 +138,9 @@ impl Sources {
         drop_all(&mut self.stacks, self.traces.drain().flat_map(|(_, sources)| sources).collect());
     }
 
-    /// Forgets the stacks of all sources: they have other numbers now, so they are looked up again.
-    pub fn forget_stacks(&mut self) {
+    /// Forgets the stacks of all sources, which are looked up again. `moved` has their new numbers, by their old ones.
+    pub fn renumber(&mut self, moved: &[StackId]) {
+        self.unnamed.renumber(moved);
         self.stacks.clear();
         self.lua.clear();
         self.c.clear();
@@ -109,6 +148,7 @@ impl Sources {
     }
 
     fn forget(&mut self, proto: u64) {
+        self.unnamed.forget(proto);
         drop_all(&mut self.stacks, self.lua.remove(&proto).unwrap_or_default());
     }
 
@@ -131,17 +171,33 @@ impl Sources {
         }
         let is_full = self.limit.is_some_and(|limit| stacks.bytes() >= limit);
         let frames = if is_full { vec![Frame::Rare] } else { self.frames(source) };
+        let unnamed = frames.iter().any(is_unnamed).then(|| self.function(source)).flatten();
         let frames = self.root.iter().cloned().chain(frames);
         let frames: Vec<_> = frames.map(|frame| stacks.intern(frame)).collect();
         let stack = stacks.stack(&frames);
+        if let Some(prototype) = unnamed {
+            self.unnamed.add(prototype, stack);
+        }
         self.stacks.insert(source, stack);
         stack
+    }
+
+    /// The prototype of a source's function.
+    fn function(&self, source: Source) -> Option<u64> {
+        if let Some(line) = self.lines.get(&source) {
+            return Some(line.prototype);
+        }
+        match source {
+            Source::Lua { proto, .. } => Some(proto),
+            Source::Trace { number, .. } => self.symbols.trace(number).map(|trace| trace.proto),
+            Source::C { .. } | Source::Internal => None,
+        }
     }
 
     /// The frames of a source, root first.
     fn frames(&self, source: Source) -> Vec<Frame> {
         if let Some(line) = self.lines.get(&source) {
-            return line.clone();
+            return line.frames.clone();
         }
         match source {
             Source::Internal => vec![Frame::Internal],
@@ -196,6 +252,11 @@ impl Sources {
     }
 }
 
+/// Whether it is a function without a name that may have one. Main chunks have none.
+fn is_unnamed(frame: &Frame) -> bool {
+    matches!(frame, Frame::Lua { name: None, first_line: 1.., .. })
+}
+
 fn no_symbol() -> Frame {
     Frame::Unresolved { reason: "no symbol".into() }
 }
@@ -223,7 +284,19 @@ mod tests {
         }
 
         fn symbol(&mut self, symbol: Symbol) {
-            self.sources.symbol(&symbol, &mut BTreeMap::new());
+            self.sources.symbol(&symbol, &mut self.stacks, &mut BTreeMap::new());
+        }
+
+        fn function(&mut self, proto: u64, name: &str) {
+            self.symbol(Annotation::FunctionName { proto, name: name.into() }.to_symbol());
+        }
+
+        fn shown(&self) -> Vec<String> {
+            let text = |id| self.stacks.frame(id).unwrap().to_string();
+            self.stacks
+                .iter(0)
+                .map(|(frames, n)| format!("{} {n}", frames.iter().map(|&id| text(id)).collect::<Vec<_>>().join(";")))
+                .collect()
         }
 
         fn of(&mut self, source: Source) -> String {
@@ -256,6 +329,61 @@ mod tests {
         assert_eq!(names.of(c), "below");
         names.symbol(Symbol::c(0x5010, "exactly"));
         assert_eq!(names.of(c), "exactly");
+    }
+
+    #[test]
+    fn a_name_that_comes_late_is_the_name_of_earlier_events() {
+        let mut names = Names::new();
+        let lua = |proto| Source::Lua { proto, line: 7 };
+        let trace = Source::Trace { number: 3, mcode: None };
+        names.symbol(Symbol::lua(0x1000, b"@a.lua", 5));
+        names.symbol(Symbol::Trace(TraceSymbol { number: 3, mcode: None, proto: 0x1000, line: 7 }));
+        names.of(lua(0x1000));
+        names.of(trace);
+        names.function(0x1000, "work");
+        assert_eq!(
+            names.shown(),
+            ["a.lua;work@a.lua:5;a.lua:7 1", "a.lua;work@a.lua:5;TRACE [3] started at @a.lua:7 1"]
+        );
+        assert_eq!(names.of(lua(0x1000)), "a.lua;work@a.lua:5;a.lua:7");
+        assert_eq!(names.shown()[0], "a.lua;work@a.lua:5;a.lua:7 2");
+        // Two functions of one line: the name of one is not the other's.
+        for proto in [0x2000, 0x3000] {
+            names.symbol(Symbol::lua(proto, b"@min.lua", 1));
+            names.of(lua(proto));
+        }
+        names.function(0x2000, "first");
+        names.of(lua(0x2000));
+        names.function(0x3000, "second");
+        names.of(lua(0x3000));
+        let of_min = [
+            "min.lua;@min.lua:1;min.lua:7 2",
+            "min.lua;first@min.lua:1;min.lua:7 1",
+            "min.lua;second@min.lua:1;min.lua:7 1",
+        ];
+        assert_eq!(names.shown()[2..], of_min);
+        // The function is another one since.
+        names.symbol(Symbol::lua(0x4000, b"@b.lua", 5));
+        names.of(lua(0x4000));
+        names.sources.forget_prototype(0x4000);
+        names.symbol(Symbol::lua(0x4000, b"@b.lua", 5));
+        names.function(0x4000, "later");
+        names.of(lua(0x4000));
+        assert_eq!(names.shown()[5..], ["b.lua;@b.lua:5;b.lua:7 1", "b.lua;later@b.lua:5;b.lua:7 1"]);
+    }
+
+    #[test]
+    fn a_name_that_comes_late_is_the_name_of_lines_on_traces() {
+        let mut names = Names::new();
+        let frames = |line| vec![Frame::lua(None, b"@a.lua", 5, None), Frame::Line { chunk: "a.lua".into(), line }];
+        for (address, line, prototype) in [(1, 6, 0x1000), (2, 6, 0x1000), (3, 7, 0x1000), (4, 8, 0x2000)] {
+            let source = Source::Trace { number: 3, mcode: Some(address) };
+            names.sources.line(source, SourceLine { frames: frames(line), prototype });
+            names.of(source);
+        }
+        names.sources.forget_lines();
+        names.sources.name_function(0x1000, &"work".into(), &mut names.stacks);
+        assert_eq!(names.shown(), ["work@a.lua:5;a.lua:6 2", "work@a.lua:5;a.lua:7 1", "@a.lua:5;a.lua:8 1"]);
     }
 
     #[test]

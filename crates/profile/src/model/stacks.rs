@@ -136,6 +136,29 @@ impl StackTable {
         id
     }
 
+    /// Names the function of a stack that has none so far. Returns false if the table has this stack already: both stay as
+    /// they are.
+    pub fn name_function(&mut self, stack: StackId, name: &Arc<str>) -> bool {
+        let Some(old) = self.stacks.get(stack.index()).map(|stack| stack.key.clone()) else { return false };
+        let mut key = old.to_vec();
+        for id in key.iter_mut().skip(1) {
+            let Some(Frame::Lua { name: None, chunk, first_line: first_line @ 1.., line, compiled }) = self.frame(*id)
+            else {
+                continue;
+            };
+            let (chunk, name) = (chunk.clone(), Some(name.clone()));
+            *id = self.intern(Frame::Lua { name, chunk, first_line: *first_line, line: *line, compiled: *compiled });
+        }
+        if self.stack_ids.contains_key(&*key) {
+            return false;
+        }
+        let key: Arc<[FrameId]> = key.into();
+        self.stack_ids.remove(&old);
+        self.stack_ids.insert(key.clone(), stack);
+        self.stacks[stack.index()].key = key;
+        true
+    }
+
     /// Adds to one weight of a stack.
     #[inline]
     pub fn add(&mut self, stack: StackId, index: usize, weight: u64) {
