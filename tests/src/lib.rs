@@ -4,6 +4,7 @@
 //! (they attach to other processes) and what `cargo xtask setup` and `cargo xtask build` leave in `target`; where
 //! something is missing they fail and say what to run, so that a green run always means that they ran.
 
+pub mod alike;
 pub mod allocations;
 pub mod attach_time;
 pub mod back_ends;

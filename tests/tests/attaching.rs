@@ -2,13 +2,14 @@
 //! refuse them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use lj_trace_luajit::find_vms;
 use lj_trace_process::Process;
 use lj_trace_streams::memprof::{Event, Source};
 use lj_trace_streams::{Annotation, Body, Stream, Symbol};
+use lj_trace_tests::attach_time;
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
 use lj_trace_tests::tracer::run;
 use lj_trace_tests::workload::Workload;
@@ -135,4 +136,23 @@ fn to_luajit2() -> Result<()> {
 #[test]
 fn to_tarantool() -> Result<()> {
     check(TARANTOOL)
+}
+
+/// Names are looked for once a function was sampled: attaching does not wait for them.
+#[test]
+fn attaching_takes_no_longer_with_many_prototypes() -> Result<()> {
+    let Some(host) = Program::find(LUAJIT) else { return Ok(()) };
+    let [few, many] = ["100", "100000"].map(|count| Workload::start(&host, "prototypes.lua", &[count]));
+    let (few, many) = (few?, many?);
+    // The quickest of several, in turns: others use the machine, too.
+    let mut times = [Duration::MAX; 2];
+    for _ in 0..2 {
+        for (time, workload) in times.iter_mut().zip([&few, &many]) {
+            *time = attach_time::quickest(workload)?.min(*time);
+        }
+    }
+    println!("attached in {:?} to 100 prototypes, in {:?} to 100,000", times[0], times[1]);
+    // What is larger takes longer to be searched for VMs: a tenth of a second is for that.
+    ensure!(times[1] < 2 * times[0] + Duration::from_millis(100), "{times:?}");
+    Ok(())
 }

@@ -76,6 +76,7 @@ mod reuse;
 mod roomy;
 mod route_allocations;
 mod route_labels;
+mod same_addresses;
 mod sampling;
 mod selecting;
 mod short_chunks;

@@ -16,14 +16,13 @@ use crate::toolchain::host_cargo;
 
 /// Files of end-to-end tests that need the machine to themselves: they measure time, cost, or shares between processes,
 /// need something to finish within a time, or observe the whole host.
-const ALONE: [&str; 19] = [
+const ALONE: [&str; 18] = [
     "attaching",
     "blockers",
     "blockers_edges",
     "dump",
     "dump_busy",
     "first_answer",
-    "function_names",
     "many_processes",
     "memprof_bounded",
     "memprof_harmless",
@@ -41,9 +40,10 @@ const ALONE: [&str; 19] = [
 /// The same for unit tests, by crate or file.
 const UNIT_ALONE: [&str; 3] = ["bounds", "lj_trace_engine", "lj_trace_heap"];
 
-/// Files of end-to-end tests that wait nearly all of their time: their tests run at the same time. The tests in other
-/// files run one after another, because they measure shares of CPU time.
-const WAITING: [&str; 1] = ["waits"];
+/// Files of end-to-end tests that wait most of their time, and how many of their tests run at the same time. The tests in
+/// other files run one after another, because they measure shares of CPU time.
+const WAITING: [(&str, usize); 6] =
+    [("blockers_edges", 2), ("containers", 3), ("deep", 2), ("systemd", 3), ("target_life", 3), ("waits", 16)];
 
 /// How many files to run at a time if they need not be alone. Each waits for half of its time, but the compiler uses
 /// the rest: with a third file, the whole took as long.
@@ -98,15 +98,15 @@ impl TestBinary {
         let tests = list(&self.program)?;
         let of_files =
             by_file(tests.iter().map(String::as_str).filter(|test| filter.is_none_or(|part| test.contains(part))));
-        let of_file = |(file, tests): (&str, Vec<&str>)| Self {
-            folder: self.folder.clone(),
-            name: file.to_owned(),
-            program: self.program.clone(),
-            arguments: ["--exact", if WAITING.contains(&file) { "--test-threads=4" } else { "--test-threads=1" }]
-                .into_iter()
-                .chain(tests)
-                .map(str::to_owned)
-                .collect(),
+        let of_file = |(file, tests): (&str, Vec<&str>)| {
+            let at_once = WAITING.iter().find(|(name, _)| *name == file).map_or(1, |(_, tests)| *tests);
+            let options = ["--exact".to_owned(), format!("--test-threads={at_once}")];
+            Self {
+                folder: self.folder.clone(),
+                name: file.to_owned(),
+                program: self.program.clone(),
+                arguments: options.into_iter().chain(tests.into_iter().map(str::to_owned)).collect(),
+            }
         };
         Ok(of_files.into_iter().map(of_file).collect())
     }
@@ -251,7 +251,8 @@ mod tests {
     #[test]
     fn those_that_run_alone_are_there() {
         let folder = paths::root().join("tests/tests");
-        for name in ALONE.iter().chain(&WAITING).chain(&LONG) {
+        let waiting = WAITING.iter().map(|(name, _)| name);
+        for name in ALONE.iter().chain(waiting).chain(&LONG) {
             assert!(folder.join(name).with_extension("rs").is_file(), "{name}");
         }
     }
