@@ -54,6 +54,7 @@ mod long_runs;
 mod loop_lines;
 mod many;
 mod many_processes;
+mod many_prototypes;
 mod matrix;
 mod memprof_bounded;
 mod memprof_harmless;

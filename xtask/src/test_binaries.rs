@@ -17,13 +17,13 @@ use crate::toolchain::host_cargo;
 /// Files of end-to-end tests that need the machine to themselves: they measure time, cost, or shares between processes,
 /// need something to finish within a time, or observe the whole host.
 const ALONE: [&str; 18] = [
-    "attaching",
     "blockers",
     "blockers_edges",
     "dump",
     "dump_busy",
     "first_answer",
     "many_processes",
+    "many_prototypes",
     "memprof_bounded",
     "memprof_harmless",
     "offcpu",
@@ -42,8 +42,8 @@ const UNIT_ALONE: [&str; 3] = ["bounds", "lj_trace_engine", "lj_trace_heap"];
 
 /// Files of end-to-end tests that wait most of their time, and how many of their tests run at the same time. The tests in
 /// other files run one after another, because they measure shares of CPU time.
-const WAITING: [(&str, usize); 6] =
-    [("blockers_edges", 2), ("containers", 3), ("deep", 2), ("systemd", 3), ("target_life", 3), ("waits", 16)];
+const WAITING: [(&str, usize); 5] =
+    [("blockers_edges", 2), ("containers", 3), ("deep", 2), ("target_life", 3), ("waits", 16)];
 
 /// How many files to run at a time if they need not be alone. Each waits for half of its time, but the compiler uses
 /// the rest: with a third file, the whole took as long.

@@ -13,8 +13,9 @@ use std::time::{Duration, SystemTime};
 
 use lj_trace_common::turn::EndedTurn;
 use lj_trace_engine::blockers::{Blocker, Gathered, Longest, TurnSamples, TurnStack};
-use lj_trace_engine::cpu::{SampleListener, about_process};
+use lj_trace_engine::cpu::SampleListener;
 use lj_trace_engine::resolve::Resolved;
+use lj_trace_engine::sample_clock;
 use lj_trace_profile::Frame;
 
 /// How many of the longest turns to show.
@@ -108,7 +109,7 @@ fn estimated_wait(turn: &EndedTurn, samples: &TurnSamples, after: u64) -> u64 {
 
 /// The time of day at this time of the monotonic clock.
 pub fn time_of_day(monotonic: u64) -> SystemTime {
-    let ago = about_process::now().saturating_sub(monotonic);
+    let ago = sample_clock::now().saturating_sub(monotonic);
     SystemTime::now().checked_sub(Duration::from_nanos(ago)).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 

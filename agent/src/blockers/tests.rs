@@ -19,7 +19,7 @@ fn watch() -> BlockerWatch {
     let request = RequestLabels::new(labels);
     let frames = vec![wait, execute, lua];
     watch.gathered.add((8, 5), TurnStack { entry: Some((1, 2)), weight: 29 * MS, frames, request });
-    let began = about_process::now();
+    let began = sample_clock::now();
     let turn = EndedTurn { tid: 8, number: 5, began, ended: began + 30 * MS, waited: 29 * MS, ..EndedTurn::default() };
     watch.turn(&turn);
     watch

@@ -20,6 +20,7 @@ pub mod output;
 pub mod recording;
 pub mod request_counter;
 pub mod resolve;
+pub mod sample_clock;
 pub mod session;
 pub mod sink;
 pub mod stack;

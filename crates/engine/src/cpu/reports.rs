@@ -14,6 +14,7 @@ use super::about_process;
 use crate::error::EngineError;
 use crate::output::ReportFile;
 use crate::resolve::Resolved;
+use crate::sample_clock;
 use crate::sink::{Interval, Sink, end_all, show_all};
 
 /// A CPU profile, and the sinks that take it when an interval ends.
@@ -139,7 +140,7 @@ impl CpuReports {
 
     /// Adds the current sizes of the heap and of the process, in bytes.
     pub fn measure_memory(&mut self, heap: Option<u64>, resident: Option<u64>) {
-        let now = about_process::now();
+        let now = sample_clock::now();
         for (name, bytes) in [("GC heap", heap), ("Resident memory", resident)] {
             if let Some(bytes) = bytes {
                 self.profile.count_bytes(name, now, bytes);

@@ -9,10 +9,10 @@ use lj_trace_probes::programs::Programs;
 use lj_trace_process::Process;
 
 use super::under_way::{KnownVms, WaitUnderWay};
-use crate::cpu::about_process::now;
 use crate::cpu::{OffCpuSummary, SchedAccount};
 use crate::error::EngineError;
 use crate::resolve::Pipeline;
+use crate::sample_clock::now;
 
 /// The counters of lost wait time, in nanoseconds.
 const LOST: [(Counter, &str); 4] = [

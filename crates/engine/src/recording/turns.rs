@@ -6,8 +6,8 @@ use lj_trace_probes::turn_cost::TurnCost;
 use lj_trace_probes::turns::{TurnLimits, Turns};
 use lj_trace_process::Process;
 
-use crate::cpu::about_process::now;
 use crate::error::EngineError;
+use crate::sample_clock::now;
 
 /// A recording of turns of event loops.
 pub struct TurnsRecording {

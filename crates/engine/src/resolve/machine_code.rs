@@ -33,15 +33,12 @@ pub fn machine_code(memory: &impl ReadMemory, vm: &Vm) -> VmCode {
     }
 }
 
-/// Brings the machine code of `vm` up to date: that costs one system call, unless areas have come or gone.
-pub fn refresh(code: &mut VmCode, memory: &ProcessMemory, vm: &Vm) {
+/// Brings the machine code of `vm` up to date: that costs one system call, unless areas have come or gone. Then it returns
+/// those that were there before.
+pub fn refresh(code: &mut VmCode, memory: &ProcessMemory, vm: &Vm) -> Option<Vec<Range<u64>>> {
     code.sampled.clear();
-    match newest_area_at(vm) {
-        Some(newest) if !are_all(memory, newest, &code.mcode) => {
-            code.mcode = areas(memory, newest).unwrap_or_default();
-        }
-        _ => {}
-    }
+    let newest = newest_area_at(vm).filter(|&newest| !are_all(memory, newest, &code.mcode))?;
+    Some(std::mem::replace(&mut code.mcode, areas(memory, newest).unwrap_or_default()))
 }
 
 /// The address of the pointer to the newest area; [`None`] without a JIT compiler.

@@ -1,5 +1,6 @@
 //! Interprets samples: unwinds them, merges their stacks, names their frames.
 
+mod gone_areas;
 mod layout_decision;
 mod machine_code;
 mod naming;

@@ -21,6 +21,7 @@ use lj_trace_profile::Frame as Named;
 use lj_trace_unwind::symbols::KernelSymbols;
 use lj_trace_unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
 
+use super::gone_areas::GoneAreas;
 use super::layout_decision::LayoutDecision;
 use super::machine_code::{self, machine_code};
 use super::naming::Namer;
@@ -30,6 +31,7 @@ use super::thread_names::ThreadNames;
 use super::trace_table::SampledTrace;
 use super::vm_places::VmPlaces;
 use super::{vm_work, wait_reason};
+use crate::sample_clock::now;
 use crate::stack::{INLINED, Innermost, JoinedFrame, MergedStack, SettledTop, Unresolved, fix_innermost_frame, merge};
 
 /// A sample with its named frames.
@@ -136,6 +138,8 @@ pub struct Pipeline {
     /// The indices of VMs whose layout was decided further.
     decided: Vec<usize>,
     codes: Vec<VmCode>,
+    /// Areas of machine code that each VM has freed lately.
+    gone: Vec<GoneAreas>,
     unwinder: Unwinder,
     namer: Namer,
     tally: Tally,
@@ -173,6 +177,7 @@ impl Pipeline {
             layout_decision: LayoutDecision::default(),
             decided: Vec::new(),
             codes: vms.iter().map(|vm| machine_code(&memory, vm)).collect(),
+            gone: vms.iter().map(|_| GoneAreas::default()).collect(),
             unwinder: Unwinder::new(process.clone()),
             namer,
             tally: Tally::default(),
@@ -211,6 +216,7 @@ impl Pipeline {
         self.teach(&mut vm, self.vms.len());
         self.requests.see_vm(&vm, &mut self.namer);
         self.codes.push(machine_code(&self.memory, &vm));
+        self.gone.push(GoneAreas::default());
         self.namer.add_vm(&vm);
         self.traces.push(Traces::within(&self.allowance));
         self.vms.push(vm);
@@ -233,6 +239,7 @@ impl Pipeline {
         self.teach(&mut vm, index);
         self.requests.see_vm(&vm, &mut self.namer);
         self.codes[index] = machine_code(&self.memory, &vm);
+        self.gone[index] = GoneAreas::default();
         self.namer.replace_vm(index, &vm);
         self.replace_traces(index);
         self.vms[index] = vm;
@@ -301,7 +308,9 @@ impl Pipeline {
                 code.sampled.clear();
                 continue;
             }
-            machine_code::refresh(code, &self.memory, vm);
+            if let Some(before) = machine_code::refresh(code, &self.memory, vm) {
+                self.gone[index].note(&before, &code.mcode, &self.process, now());
+            }
             // A VM that was closed may have left its address to a later VM. The generated code there then belongs to the
             // later VM.
             let is_later = |(later, other): (usize, &Vm)| {
@@ -329,6 +338,12 @@ impl Pipeline {
         if let Some(vm) = vm {
             self.places.see(vm, sample.header.time);
             self.know_code(vm, &sample.header.trace);
+            let sampled = &mut self.codes[vm].sampled;
+            for area in self.gone[vm].at(sample.header.time) {
+                if !sampled.contains(area) {
+                    sampled.push(area.clone());
+                }
+            }
         }
         let entry = outermost_entry(&sample);
         let mut native = self.unwind(&sample);
