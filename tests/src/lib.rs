@@ -30,6 +30,7 @@ pub mod hosts;
 pub mod inlined;
 pub mod jit_programs;
 pub mod jit_verbose;
+pub mod labelled;
 pub mod leaking;
 pub mod measured;
 pub mod memory_truth;

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::consumers::Pprof;
 use lj_trace_tests::fibers::{CheckedFibers, FiberSite, own_id};
 use lj_trace_tests::folded::Folded;
+use lj_trace_tests::labelled::{record_computing, record_grouped};
 use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
 use lj_trace_tests::tracer::{Outcome, Tracer};
 use lj_trace_tests::workload::Workload;
@@ -20,15 +21,12 @@ fn record(pid: u32, seconds: u64, more: &[&str], output: &Path) -> Result<Outcom
     Ok(outcome)
 }
 
-const OFTEN: [&str; 3] = ["--rate", "1499", "--no-limit"];
-
 /// Records the fibers of a seed, grouped by their names; gives how many samples are right, and how many marked.
-fn check_names(site: &FiberSite, seed: u64, seconds: u64) -> Result<[u64; 2]> {
+fn check_names(site: &FiberSite, seed: u64, seconds: f64) -> Result<[u64; 2]> {
     let folder = tempfile::tempdir()?;
-    let file = folder.path().join("fibers.folded");
-    let grouped = [&OFTEN[..], &["--group-by", "fiber"]].concat();
-    let outcome = record(site.workload.pid(), seconds, &grouped, &file)?;
-    let checked = site.check(&Folded::parse(&std::fs::read_to_string(file)?)?)?;
+    let grouped = ["--group-by", "fiber"];
+    let (folded, outcome) = record_grouped(site.workload.pid(), seconds, &grouped, folder.path())?;
+    let checked = site.check(&folded)?;
     let CheckedFibers { right, unknown, others, wrong, labels } = checked;
     println!("seed {seed}: {right} right, {unknown} marked, {others} elsewhere: {labels:?}");
     ensure!(wrong.is_empty(), "seed {seed}: {}\n{}", wrong.join("\n"), outcome.stderr);
@@ -56,7 +54,7 @@ fn check_memory(site: &FiberSite, seed: u64, seconds: u64) -> Result<[u64; 2]> {
 fn check_ids(site: &FiberSite, seed: u64, pprof: &Pprof) -> Result<u64> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("fibers.pb.gz");
-    let outcome = record(site.workload.pid(), 3, &OFTEN, &file)?;
+    let outcome = record_computing(site.workload.pid(), 1.5, &[], &file)?;
     let (mut names, mut right, mut wrong) = (CheckedFibers::default(), 0, Vec::new());
     for sample in traces(&pprof.print(&file, &["-traces"])?) {
         let value = |key: &str| sample.labels.iter().find(|(own, _)| own == key).map(|(_, value)| value.as_str());
@@ -117,7 +115,7 @@ fn is_word(text: &str) -> bool {
 fn labels_are_those_of_the_function_that_runs() -> Result<()> {
     let Some(program) = Program::find(TARANTOOL) else { return Ok(()) };
     for seed in 1..=3 {
-        check_names(&FiberSite::start(&program, seed)?, seed, 3)?;
+        check_names(&FiberSite::start(&program, seed)?, seed, 1.5)?;
     }
     Ok(())
 }
@@ -165,7 +163,7 @@ fn labels_of_many_samples() -> Result<()> {
     let (mut right, mut unknown) = (0, 0);
     for seed in number("LJ_TRACE_FIBER_SEED", 100).. {
         let site = FiberSite::start(&program, seed)?;
-        let [of_seed, marked] = check_names(&site, seed, 10)?;
+        let [of_seed, marked] = check_names(&site, seed, 10.0)?;
         (right, unknown) = (right + of_seed, unknown + marked);
         println!("so far: {right} right, {unknown} marked, 0 wrong");
         if right >= number("LJ_TRACE_FIBER_SAMPLES", 20_000) {
@@ -204,8 +202,7 @@ fn only_what_is_asked_for_is_kept_and_the_table_names_fibers() -> Result<()> {
     // Fibers whose functions never run while a sample is taken are rare.
     let label = site.labels().find(|label| label.len() < 20).context("no short name")?.to_owned();
     let only = format!("fiber={label}");
-    let outcome = record(site.workload.pid(), 3, &["--rate", "999", "--only", &only], &file)?;
-    let folded = Folded::parse(&std::fs::read_to_string(&file)?)?;
+    let (folded, outcome) = record_grouped(site.workload.pid(), 2.0, &["--only", &only], folder.path())?;
     for stack in &folded.stacks {
         if let Some(truth) = site.truth(stack.frames.iter().rev()) {
             ensure!(truth == label, "{truth:?}: {}\n{}", stack.frames.join(";"), outcome.stderr);

@@ -1,32 +1,17 @@
 //! Samples have the plugin of Kong or APISIX that runs, or are marked.
 
-use std::path::Path;
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
-use lj_trace_tests::folded::Folded;
+use lj_trace_tests::labelled::record_grouped;
 use lj_trace_tests::plugins::PluginSite;
 use lj_trace_tests::requests::Checked;
 use lj_trace_tests::routes::Gateway;
-use lj_trace_tests::tracer::{Outcome, Tracer};
-
-/// Records a process, its stacks grouped by plugin.
-fn record(pid: u32, seconds: u64, folder: &Path) -> Result<(Folded, Outcome)> {
-    let file = folder.join("plugin.folded");
-    let (pid, output, time) = (pid.to_string(), file.display().to_string(), format!("{seconds}s"));
-    let whom = ["--pid", &pid, "--duration", &time, "--output", &output, "--group-by", "plugin", "-v"];
-    let outcome = Tracer::start(whom.iter().chain(&["--rate", "1499", "--no-limit", "--force"]))?
-        .wait_for(Duration::from_secs(seconds + 60))?;
-    outcome.expect(0, &[]);
-    Ok((Folded::parse(&std::fs::read_to_string(file)?)?, outcome))
-}
 
 /// Records an nginx of this seed; gives how many samples are right, and how many marked.
-fn check(gateway: Gateway, seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> {
+fn check(gateway: Gateway, seed: u64, seconds: f64) -> Result<Option<[u64; 2]>> {
     let Some((nginx, site)) = PluginSite::start(gateway, seed)? else { return Ok(None) };
     let requests = site.load(&nginx, seed);
     let folder = tempfile::tempdir()?;
-    let (folded, outcome) = record(nginx.workers()[0], seconds, folder.path())?;
+    let (folded, outcome) = record_grouped(nginx.workers()[0], seconds, &["--group-by", "plugin"], folder.path())?;
     let Checked { right, unknown, others, wrong, labels } = site.check(&folded)?;
     println!("{gateway:?}, seed {seed}: {right} right, {unknown} marked, {others} elsewhere: {labels:?}");
     ensure!(wrong.is_empty(), "{gateway:?}, seed {seed}: {}\n{}", wrong.join("\n"), outcome.stderr);
@@ -40,7 +25,7 @@ fn check(gateway: Gateway, seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> 
 #[test]
 fn plugins_are_those_that_the_function_computes_for() -> Result<()> {
     for gateway in [Gateway::Kong, Gateway::Apisix] {
-        check(gateway, 1, 3)?;
+        check(gateway, 1, 1.5)?;
     }
     Ok(())
 }
@@ -53,7 +38,7 @@ fn plugins_of_many_configurations() -> Result<()> {
     let (mut right, mut unknown) = (0, 0);
     for seed in 100..100 + seeds {
         let gateway = if seed % 2 == 0 { Gateway::Kong } else { Gateway::Apisix };
-        let Some([of_seed, marked]) = check(gateway, seed, 5)? else { return Ok(()) };
+        let Some([of_seed, marked]) = check(gateway, seed, 3.0)? else { return Ok(()) };
         (right, unknown) = (right + of_seed, unknown + marked);
         println!("so far: {right} right, {unknown} marked, 0 wrong");
     }

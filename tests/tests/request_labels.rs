@@ -1,34 +1,20 @@
 //! Samples have the labels of the request that they serve, or are marked.
 
-use std::path::Path;
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, bail, ensure};
-use lj_trace_tests::folded::Folded;
+use lj_trace_tests::labelled::record_grouped;
 use lj_trace_tests::programs::{LUAJIT2, Program};
 use lj_trace_tests::requests::{Checked, Site};
-use lj_trace_tests::tracer::{Outcome, Tracer};
+use lj_trace_tests::tracer::Tracer;
 use lj_trace_tests::workload::Workload;
 
-/// Records a process, its stacks grouped by a label.
-fn record(pid: u32, label: &str, seconds: u64, folder: &Path) -> Result<(Folded, Outcome)> {
-    let file = folder.join(format!("{label}.folded"));
-    let (pid, output) = (pid.to_string(), file.display().to_string());
-    let (time, arguments) = (format!("{seconds}s"), ["--rate", "1499", "--no-limit", "--force", "-v"]);
-    let whom = ["--pid", &pid, "--group-by", label, "--duration", &time, "--output", &output];
-    let outcome = Tracer::start(whom.iter().chain(&arguments))?.wait_for(Duration::from_secs(seconds + 60))?;
-    outcome.expect(0, &[]);
-    Ok((Folded::parse(&std::fs::read_to_string(file)?)?, outcome))
-}
-
 /// Records an nginx of this seed; gives how many samples are right, and how many marked.
-fn check(seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> {
+fn check(seed: u64, seconds: f64) -> Result<Option<[u64; 2]>> {
     let Some((nginx, site)) = Site::start(seed)? else { return Ok(None) };
     let requests = site.load(&nginx, seed);
     let folder = tempfile::tempdir()?;
     let mut sums = [0; 2];
     for label in ["location", "phase"] {
-        let (folded, outcome) = record(nginx.workers()[0], label, seconds, folder.path())?;
+        let (folded, outcome) = record_grouped(nginx.workers()[0], seconds, &["--group-by", label], folder.path())?;
         let Checked { right, unknown, others, wrong, labels } = site.check(&folded, label)?;
         println!("seed {seed}: {label}: {right} right, {unknown} marked, {others} elsewhere: {labels:?}");
         ensure!(wrong.is_empty(), "seed {seed}: {label}: {}\n{}", wrong.join("\n"), outcome.stderr);
@@ -44,7 +30,7 @@ fn check(seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> {
 #[test]
 fn labels_are_those_of_the_function_that_runs() -> Result<()> {
     for seed in 1..=2 {
-        check(seed, 4)?;
+        check(seed, 2.0)?;
     }
     Ok(())
 }
@@ -57,7 +43,7 @@ fn labels_of_many_samples() -> Result<()> {
     let first = std::env::var("LJ_TRACE_REQUEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(100);
     let (mut right, mut unknown) = (0, 0);
     for seed in first.. {
-        let Some([of_seed, marked]) = check(seed, 10)? else { return Ok(()) };
+        let Some([of_seed, marked]) = check(seed, 5.0)? else { return Ok(()) };
         (right, unknown) = (right + of_seed, unknown + marked);
         println!("so far: {right} right, {unknown} marked, 0 wrong");
         if right >= wanted {
@@ -101,13 +87,9 @@ fn only_what_is_asked_for_is_kept() -> Result<()> {
     let Some((nginx, site)) = Site::start(3)? else { return Ok(()) };
     let _requests = site.load(&nginx, 3);
     let folder = tempfile::tempdir()?;
-    let file = folder.path().join("only.folded").display().to_string();
-    let pid = nginx.workers()[0].to_string();
     for (only, location, phase) in [("phase=content", None, Some("content")), ("location== /1/", Some("= /1/"), None)] {
-        let whom = ["--pid", &pid, "--duration", "4s", "--rate", "999", "--force", "-o", &file, "--only", only];
-        let outcome = Tracer::start(whom)?.wait()?;
-        outcome.expect(0, &[]);
-        let seen = site.seen(&Folded::parse(&std::fs::read_to_string(&file)?)?);
+        let (folded, outcome) = record_grouped(nginx.workers()[0], 1.5, &["--only", only], folder.path())?;
+        let seen = site.seen(&folded);
         let is_wanted = |(own_location, own_phase): &(String, &str)| {
             location.is_none_or(|wanted| own_location == wanted) && phase.is_none_or(|wanted| *own_phase == wanted)
         };
@@ -131,7 +113,7 @@ fn what_is_no_request_gives_no_labels_and_a_reason() -> Result<()> {
     for (case, reason) in cases {
         let mut workload = Workload::start(&program, "no_request.lua", &[case])?;
         let folder = tempfile::tempdir()?;
-        let (folded, outcome) = record(workload.pid(), "location", 1, folder.path())?;
+        let (folded, outcome) = record_grouped(workload.pid(), 0.5, &["--group-by", "location"], folder.path())?;
         let group = if case == "none" { "[no request]" } else { "[request not known]" };
         let is_of_group = |frames: &[String]| frames.first().is_some_and(|first| first == group);
         let has_group = folded.stacks.iter().any(|stack| is_of_group(&stack.frames));

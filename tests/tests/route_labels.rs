@@ -1,35 +1,21 @@
 //! Samples have the route that Kong or APISIX has chosen for their request, or are marked.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::folded::Folded;
+use lj_trace_tests::labelled::record_grouped;
 use lj_trace_tests::requests::{Checked, Site};
 use lj_trace_tests::routes::{Gateway, RoutedSite};
-use lj_trace_tests::tracer::{Outcome, Tracer};
-
-/// Records a process, its stacks grouped by route.
-fn record(pid: u32, seconds: u64, more: &[&str], folder: &Path) -> Result<(Folded, Outcome)> {
-    record_with(pid, seconds, &[&["--rate", "1499", "--no-limit", "--force"], more].concat(), folder)
-}
-
-fn record_with(pid: u32, seconds: u64, more: &[&str], folder: &Path) -> Result<(Folded, Outcome)> {
-    let file = folder.join("route.folded");
-    let (pid, output, time) = (pid.to_string(), file.display().to_string(), format!("{seconds}s"));
-    let whom = ["--pid", &pid, "--duration", &time, "--output", &output];
-    let outcome = Tracer::start(whom.iter().chain(more))?.wait_for(Duration::from_secs(seconds + 60))?;
-    outcome.expect(0, &[]);
-    Ok((Folded::parse(&std::fs::read_to_string(file)?)?, outcome))
-}
+use lj_trace_tests::tracer::Tracer;
 
 /// Records an nginx of this seed; gives how many samples are right, and how many marked.
-fn check(gateway: Gateway, seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> {
+fn check(gateway: Gateway, seed: u64, seconds: f64) -> Result<Option<[u64; 2]>> {
     let Some((nginx, site)) = RoutedSite::start(gateway, 12, seed)? else { return Ok(None) };
     let requests = site.load(&nginx, seed);
     let folder = tempfile::tempdir()?;
-    let (folded, outcome) = record(nginx.workers()[0], seconds, &["--group-by", "route", "-v"], folder.path())?;
+    let (folded, outcome) = record_grouped(nginx.workers()[0], seconds, &["--group-by", "route"], folder.path())?;
     let Checked { right, unknown, others, wrong, labels } = site.check(&folded)?;
     outcome.stderr.lines().filter(|line| line.contains("not known")).for_each(|line| println!("{line}"));
     println!("{gateway:?}, seed {seed}: {right} right, {unknown} marked, {others} elsewhere: {labels:?}");
@@ -42,7 +28,7 @@ fn check(gateway: Gateway, seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> 
 #[test]
 fn routes_are_those_of_the_function_that_runs() -> Result<()> {
     for gateway in [Gateway::Kong, Gateway::Apisix] {
-        check(gateway, 1, 3)?;
+        check(gateway, 1, 1.5)?;
     }
     Ok(())
 }
@@ -53,8 +39,13 @@ fn check_waits(gateway: Gateway, seed: u64, seconds: u64) -> Result<Option<[u64;
     let pause = 0.05 + 0.3 * fastrand::Rng::with_seed(seed).f64();
     let requests = site.load_of_waits(pause, &nginx, seed);
     let folder = tempfile::tempdir()?;
-    let waits = ["--group-by", "route", "-v", "--mode", "waits", "--interval", "0.05s"];
-    let (folded, outcome) = record_with(nginx.workers()[0], seconds, &waits, folder.path())?;
+    let (pid, file, time) = (nginx.workers()[0].to_string(), folder.path().join("waits.folded"), format!("{seconds}s"));
+    let output = file.display().to_string();
+    let whom = ["--pid", &pid, "--duration", &time, "--output", &output];
+    let waits = ["--group-by", "route", "--mode", "waits", "--interval", "0.05s"];
+    let outcome = Tracer::start(whom.iter().chain(&waits))?.wait_for(Duration::from_secs(seconds + 60))?;
+    outcome.expect(0, &[]);
+    let folded = Folded::parse(&std::fs::read_to_string(file)?)?;
     let Checked { right, unknown, others, wrong, labels } = site.check(&folded)?;
     println!("{gateway:?}, seed {seed}: {right} ns right, {unknown} marked, {others} elsewhere: {labels:?}");
     ensure!(wrong.is_empty(), "{gateway:?}, seed {seed}: {}\n{}", wrong.join("\n"), outcome.stderr);
@@ -78,7 +69,8 @@ fn only_the_route_that_is_asked_for_is_kept() -> Result<()> {
     let _requests = site.load(&nginx, 1);
     let folder = tempfile::tempdir()?;
     let label = site.a_label().context("no route has a number")?;
-    let (folded, outcome) = record(nginx.workers()[0], 3, &["--only", &format!("route={label}")], folder.path())?;
+    let (folded, outcome) =
+        record_grouped(nginx.workers()[0], 1.5, &["--only", &format!("route={label}")], folder.path())?;
     ensure!(!folded.stacks.is_empty() && site.are_of(&folded, label), "{folded:?}\n{}", outcome.stderr);
     ensure!(outcome.stderr.contains("which --only leaves out"), "{}", outcome.stderr);
     ensure!(outcome.stderr.contains("route of the request"), "{}", outcome.stderr);
@@ -93,7 +85,7 @@ fn thousands_of_routes_have_a_bounded_number_of_labels() -> Result<()> {
     let Some((nginx, site)) = RoutedSite::start(Gateway::Kong, 3000, 2)? else { return Ok(()) };
     let _requests = site.load(&nginx, 2);
     let folder = tempfile::tempdir()?;
-    let (folded, outcome) = record(nginx.workers()[0], 3, &["--group-by", "route"], folder.path())?;
+    let (folded, outcome) = record_grouped(nginx.workers()[0], 2.0, &["--group-by", "route"], folder.path())?;
     let Checked { right, unknown, wrong, labels, .. } = site.check(&folded)?;
     println!("{right} right, {unknown} marked, of {} routes", labels.len());
     ensure!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), outcome.stderr);
@@ -109,7 +101,7 @@ fn what_has_no_routes_says_so() -> Result<()> {
     let Some((nginx, site)) = Site::start(4)? else { return Ok(()) };
     let _requests = site.load(&nginx, 4);
     let folder = tempfile::tempdir()?;
-    let (folded, outcome) = record(nginx.workers()[0], 1, &["--group-by", "route"], folder.path())?;
+    let (folded, outcome) = record_grouped(nginx.workers()[0], 0.5, &["--group-by", "route"], folder.path())?;
     ensure!(outcome.stderr.contains("the program is neither Kong nor APISIX"), "{}", outcome.stderr);
     ensure!(folded.stacks.iter().all(|stack| stack.frames[0].starts_with('[')), "{folded:?}");
     Ok(())
@@ -124,7 +116,7 @@ fn routes_of_many_samples() -> Result<()> {
     let (mut right, mut unknown) = (0, 0);
     for seed in setting("LJ_TRACE_REQUEST_SEED").unwrap_or(100).. {
         for gateway in [Gateway::Kong, Gateway::Apisix] {
-            let Some([of_seed, marked]) = check(gateway, seed, 10)? else { return Ok(()) };
+            let Some([of_seed, marked]) = check(gateway, seed, 5.0)? else { return Ok(()) };
             (right, unknown) = (right + of_seed, unknown + marked);
         }
         println!("so far: {right} right, {unknown} marked, 0 wrong");
@@ -161,8 +153,8 @@ fn what_labels_of_routes_cost() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let mut times = [Vec::new(), Vec::new()];
     for turn in 0..18 {
-        let more: &[&str] = if turn % 2 == 0 { &["-v"] } else { &["-v", "--no-requests"] };
-        let (_, outcome) = record(nginx.workers()[0], 2, more, folder.path())?;
+        let more: &[&str] = if turn % 2 == 0 { &[] } else { &["--no-requests"] };
+        let (_, outcome) = record_grouped(nginx.workers()[0], 1.0, more, folder.path())?;
         let told = outcome.stderr.split_once(" us a sample)").and_then(|(before, _)| before.rsplit('(').next());
         times[turn % 2].push(told.context("no cost is told")?.parse::<f64>()?);
     }

@@ -1,33 +1,23 @@
 //! Samples have the trace IDs of their requests, or are marked.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::blockers::{follow, stop};
 use lj_trace_tests::folded::Folded;
+use lj_trace_tests::labelled::record_grouped;
 use lj_trace_tests::nginx::Nginx;
 use lj_trace_tests::requests::{Checked, Requests};
 use lj_trace_tests::traced_requests::{IdSource, TracedSite};
-use lj_trace_tests::tracer::{Outcome, Tracer};
-
-/// Records a process, its stacks grouped by trace ID.
-fn record(pid: u32, source: IdSource, seconds: u64, folder: &Path) -> Result<(Folded, Outcome)> {
-    let file = folder.join("traced.folded");
-    let (pid, output, time) = (pid.to_string(), file.display().to_string(), format!("{seconds}s"));
-    let whom = ["--pid", &pid, "--duration", &time, "--output", &output, source.option(), "--group-by", "trace_id"];
-    let outcome = Tracer::start(whom.iter().chain(&["--rate", "1499", "--no-limit", "--force", "-v"]))?
-        .wait_for(Duration::from_secs(seconds + 60))?;
-    outcome.expect(0, &[]);
-    Ok((Folded::parse(&std::fs::read_to_string(file)?)?, outcome))
-}
+use lj_trace_tests::tracer::Tracer;
 
 /// Records an nginx of this seed; gives how many samples are right, and how many marked.
-fn check(source: IdSource, seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> {
+fn check(source: IdSource, seed: u64, seconds: f64) -> Result<Option<[u64; 2]>> {
     let Some((nginx, site)) = TracedSite::start(source, seed)? else { return Ok(None) };
     let requests = site.load(&nginx, seed);
     let folder = tempfile::tempdir()?;
-    let (folded, outcome) = record(nginx.workers()[0], source, seconds, folder.path())?;
+    let (folded, outcome) =
+        record_grouped(nginx.workers()[0], seconds, &[source.option(), "--group-by", "trace_id"], folder.path())?;
     let Checked { right, unknown, others, wrong, labels } = site.check(&folded)?;
     let ids = labels.keys().filter(|label| !label.starts_with('[')).count();
     let unknown_lines = outcome.stderr.lines().filter(|line| line.contains("not known")).collect::<Vec<_>>().join("\n");
@@ -44,7 +34,7 @@ fn check(source: IdSource, seed: u64, seconds: u64) -> Result<Option<[u64; 2]>> 
 #[test]
 fn trace_ids_are_those_of_the_requests() -> Result<()> {
     for source in IdSource::ALL {
-        check(source, 1, 2)?;
+        check(source, 1, 1.0)?;
     }
     Ok(())
 }
@@ -57,7 +47,7 @@ fn trace_ids_of_many_configurations() -> Result<()> {
     let (mut right, mut unknown) = (0, 0);
     for seed in 100..100 + seeds {
         let source = IdSource::ALL[seed as usize % IdSource::ALL.len()];
-        let Some([of_seed, marked]) = check(source, seed, 5)? else { return Ok(()) };
+        let Some([of_seed, marked]) = check(source, seed, 3.0)? else { return Ok(()) };
         (right, unknown) = (right + of_seed, unknown + marked);
         println!("so far: {right} right, {unknown} marked, 0 wrong");
     }
