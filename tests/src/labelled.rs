@@ -1,20 +1,15 @@
 //! Recordings of samples with labels, long enough however little of a CPU the process gets.
 
 use std::path::Path;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
 use crate::folded::Folded;
-use crate::patience;
 use crate::tracer::{Outcome, Tracer};
-use crate::usage::cpu_time;
+use crate::usage::let_work;
 
 /// How many samples a second of a process's CPU time are asked for.
 const RATE: u32 = 1499;
-/// For a second of its CPU time, the process may take so many: other tests and compilers run beside it.
-const SLOWEST: u64 = 60;
 
 /// Records a process into `file` until it has computed for `seconds`, each of which is some 1499 samples. The number of
 /// samples is what the tests of labels depend on; how long it takes is not.
@@ -29,12 +24,7 @@ pub fn record_computing(pid: u32, seconds: f64, more: &[&str], file: &Path) -> R
     let whom = ["--pid", &pid_text, "--output", &output, "--rate", &rate, "--no-limit", "--force"];
     let mut tracer = Tracer::start(whom.iter().chain(more))?;
     tracer.wait_until_attached()?;
-    let (began, before) = (Instant::now(), cpu_time(pid)?);
-    let limit = patience(SLOWEST).mul_f64(seconds.max(1.0));
-    while cpu_time(pid)? < before + seconds {
-        ensure!(began.elapsed() < limit, "process {pid} has hardly computed within {limit:?}");
-        sleep(Duration::from_millis(20));
-    }
+    let_work(pid, seconds)?;
     tracer.signal(libc::SIGINT)?;
     let outcome = tracer.wait()?;
     outcome.expect(0, &[]);

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::code;
-use lj_trace_tests::programs::{LUAJIT, Program};
+use lj_trace_tests::patience;
+use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
 use lj_trace_tests::tracer::{Tracer, run};
 use lj_trace_tests::windows;
 use lj_trace_tests::workload::{STORM, Workload};
@@ -88,7 +89,7 @@ fn expect_clean(pid: u32, what: &str) -> Result<()> {
         if left.is_empty() {
             return Ok(());
         }
-        ensure!(ended.elapsed() < lj_trace_tests::patience(5), "{what}: left behind: {left:?}");
+        ensure!(ended.elapsed() < patience(5), "{what}: left behind: {left:?}");
         sleep(Duration::from_millis(5));
     }
 }
@@ -170,7 +171,7 @@ fn who_holds_the_probes_hears_no_signal() -> Result<()> {
     expect_clean(pid, "the end")?;
     let ended = Instant::now();
     while guards.iter().any(|guard| Path::new(&format!("/proc/{guard}")).exists()) {
-        ensure!(ended.elapsed() < lj_trace_tests::patience(5), "{guards:?} are still there");
+        ensure!(ended.elapsed() < patience(5), "{guards:?} are still there");
         sleep(Duration::from_millis(5));
     }
     Ok(())
@@ -236,4 +237,42 @@ fn guards_of(output: &Path) -> Result<Vec<u32>> {
     }
     guards.sort_unstable();
     Ok(guards)
+}
+
+#[test]
+fn no_breakpoint_slows_what_is_no_longer_recorded() -> Result<()> {
+    for (program, signal) in [(LUAJIT, libc::SIGKILL), (TARANTOOL, libc::SIGINT)] {
+        let Some(program) = Program::find(program) else { continue };
+        let folder = tempfile::tempdir()?;
+        let mut workload = Workload::start(&program.copy_to(folder.path())?, STORM, &[])?;
+        let pid = workload.pid();
+        ensure!(code::differences(pid)?.is_empty(), "the code differs before anybody looks at it");
+        workload.go()?;
+        let before = workload.fastest_turn()?;
+
+        let (process, output) = (pid.to_string(), folder.path().join("storm.bin"));
+        let arguments = ["--pid", &process, "--mode", "memprof", "--no-limit", "--output", &output.to_string_lossy()];
+        let mut tracer = Tracer::start(arguments)?;
+        tracer.wait_until_attached()?;
+        ensure!(!code::differences(pid)?.is_empty(), "there are no breakpoints while it is recorded");
+        let during = workload.fastest_turn()?;
+        tracer.signal(signal)?;
+        let outcome = tracer.wait()?;
+        ensure!(signal == libc::SIGKILL || outcome.status.success(), "{outcome:#?}");
+
+        // The kernel cleans up after a killed process in its own time.
+        let ended = Instant::now();
+        while !code::differences(pid)?.is_empty() && ended.elapsed() < patience(5) {
+            sleep(Duration::from_millis(20));
+        }
+        let left = code::differences(pid)?;
+        ensure!(left.is_empty(), "left behind: {left:?}");
+        let after = workload.fastest_turn()?;
+        println!("{}: a turn took {before} s, {during} s recorded, {after} s afterwards", program.name);
+        // A breakpoint alone is more than half of what recording costs (`cargo xtask bench memprof`), and other work on
+        // this machine is less than that.
+        let half_way = (before + during) / 2.0;
+        ensure!(after < half_way, "a turn took {before} s before, {during} s recorded, and takes {after} s now");
+    }
+    Ok(())
 }

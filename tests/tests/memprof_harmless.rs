@@ -4,9 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use lj_trace_tests::allocations::{Allocations, Kind};
-use lj_trace_tests::code;
-use lj_trace_tests::patience;
-use lj_trace_tests::programs::{ALL, LUAJIT, Program, TARANTOOL};
+use lj_trace_tests::programs::{ALL, Program, TARANTOOL};
 use lj_trace_tests::tracer::Tracer;
 use lj_trace_tests::workload::{STORM, Workload};
 
@@ -67,41 +65,6 @@ fn the_target_closes_its_vm() -> Result<()> {
             let last = &recorded.events[recorded.events.len() - 100..];
             ensure!(last.iter().all(|event| event.kind == Kind::Free), "{program}: {last:?}");
         }
-    }
-    Ok(())
-}
-
-#[test]
-fn no_breakpoint_stays_behind() -> Result<()> {
-    for (program, signal) in [(LUAJIT, libc::SIGKILL), (LUAJIT, libc::SIGINT), (TARANTOOL, libc::SIGKILL)] {
-        let Some(program) = Program::find(program) else { continue };
-        let folder = tempfile::tempdir()?;
-        let mut workload = Workload::start(&program.copy_to(folder.path())?, STORM, &[])?;
-        let pid = workload.pid();
-        ensure!(code::differences(pid)?.is_empty(), "the code differs before anybody looks at it");
-        workload.go()?;
-        let before = workload.fastest_turn()?;
-
-        let mut storm = Storm::record(workload, folder, "memprof", &[])?;
-        ensure!(!code::differences(pid)?.is_empty(), "there are no breakpoints while it is recorded");
-        let during = storm.workload.fastest_turn()?;
-        storm.tracer.signal(signal)?;
-        let outcome = storm.tracer.wait()?;
-        ensure!(signal == libc::SIGKILL || outcome.status.success(), "{outcome:#?}");
-
-        // The kernel cleans up after a killed process in its own time.
-        let ended = Instant::now();
-        while !code::differences(pid)?.is_empty() && ended.elapsed() < patience(5) {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let left = code::differences(pid)?;
-        ensure!(left.is_empty(), "left behind: {left:?}");
-        let after = storm.workload.fastest_turn()?;
-        println!("{}: a turn took {before} s, {during} s recorded, {after} s afterwards", program.name);
-        // A breakpoint alone is more than half of what recording costs (`cargo xtask bench memprof`), and other work on
-        // this machine is less than that.
-        let half_way = (before + during) / 2.0;
-        ensure!(after < half_way, "a turn took {before} s before, {during} s recorded, and takes {after} s now");
     }
     Ok(())
 }

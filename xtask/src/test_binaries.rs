@@ -16,12 +16,11 @@ use crate::toolchain::host_cargo;
 
 /// Files of end-to-end tests that need the machine to themselves: they measure time, cost, or shares between processes,
 /// need something to finish within a time, or observe the whole host.
-const ALONE: [&str; 18] = [
+const ALONE: [&str; 16] = [
     "blockers",
     "blockers_edges",
     "dump",
     "dump_busy",
-    "first_answer",
     "many_processes",
     "many_prototypes",
     "memprof_bounded",
@@ -32,7 +31,6 @@ const ALONE: [&str; 18] = [
     "roomy",
     "sampling",
     "short_lived",
-    "soak",
     "soak_memory",
     "waits",
 ];
