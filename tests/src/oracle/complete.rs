@@ -23,8 +23,8 @@ const NATIVE: [UnwindEnd; 11] = [
 ];
 
 /// Why the frames in a trace may not be known.
-const TRACE: [NoTrace; 5] =
-    [NoTrace::Gone, NoTrace::Mismatch, NoTrace::Unreadable, NoTrace::Undecided, NoTrace::Leaving];
+const TRACE: [NoTrace; 6] =
+    [NoTrace::Gone, NoTrace::Mismatch, NoTrace::Unreadable, NoTrace::Undecided, NoTrace::Leaving, NoTrace::NotReached];
 
 /// The number of samples by what is missing. A sample may count in both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,6 +111,7 @@ mod tests {
             NoTrace::Unreadable => 2,
             NoTrace::Undecided => 3,
             NoTrace::Leaving => 4,
+            NoTrace::NotReached => 5,
         };
         assert!(TRACE.into_iter().map(number).eq(0..TRACE.len()));
     }

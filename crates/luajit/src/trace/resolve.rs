@@ -49,6 +49,8 @@ pub enum NoTrace {
     Undecided,
     /// The sample hit one of the few instructions that leave a trace.
     Leaving,
+    /// The native stack could not be unwound up to the trace's machine code, which called a C function.
+    NotReached,
 }
 
 impl NoTrace {
@@ -60,6 +62,7 @@ impl NoTrace {
             Self::Unreadable => "the trace could not be read",
             Self::Undecided => "the layout of traces is not decided yet",
             Self::Leaving => "between a trace and the interpreter",
+            Self::NotReached => "the native stack does not reach the trace",
         }
     }
 }
@@ -200,7 +203,7 @@ fn locate<M: ReadMemory>(memory: &M, hit: &Hit<'_>) -> Result<(Sought, Spot), No
         let (trace, exit) = (header.trace_exit as u16, (header.trace_exit >> 16) as u16);
         return Ok((Sought::Number(trace), Spot::Exit(exit)));
     }
-    let Some((frame, region)) = innermost(hit.native) else { return Err(NoTrace::Leaving) };
+    let Some((frame, region)) = innermost(hit.native) else { return Err(NoTrace::NotReached) };
     if number.is_none()
         && !frame.is_return
         && let Some(ExitStub { code, number, exit }) =
