@@ -63,11 +63,13 @@ pub fn note(area: u32) -> u32 {
 }
 
 /// Removes the trace from the sample if the thread is not in its machine code: better no trace than one that does not run.
+/// The newest area of machine code stays: in C code that a trace has called, it tells what belongs to the trace even if the
+/// area is gone when the sample is worked off.
 #[inline(always)]
 fn forget_other(scratch: &mut Scratch) {
     let header = &mut scratch.header;
     if header.trace_exit == 0 && !is_within(header, reg::PC, &header.trace) {
-        clear(&mut header.trace);
+        clear(&mut header.trace.identity);
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::nginx::Nginx;
-use lj_trace_tests::requests::{Checked, Site, ensure_told, record_memory};
+use lj_trace_tests::requests::{Checked, Site, ensure_told, record_both, record_memory};
 use lj_trace_tests::routes::{Gateway, RoutedSite};
 
 /// Asks for all routes for a while.
@@ -80,8 +80,10 @@ fn each(told: &str, routes: &[String]) -> Result<BTreeMap<String, (f64, f64, u64
     let mut found = BTreeMap::new();
     for line in table {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let [requests, _, value, unit, name, ..] = words[..] else { continue };
-        let Some(route) = routes.iter().find(|route| RoutedSite::is_label(route, name)) else { continue };
+        let of = |name: &str| routes.iter().find(|route| RoutedSite::is_label(route, name));
+        // Beside samples, the CPU time of a request comes before its bytes.
+        let row = words.windows(3).skip(2).find_map(|row| Some((words[0], row[0], row[1], of(row[2])?)));
+        let Some((requests, value, unit, route)) = row else { continue };
         let unit = match unit {
             "KiB" => 1024.0,
             "MiB" => 1048576.0,
@@ -92,13 +94,25 @@ fn each(told: &str, routes: &[String]) -> Result<BTreeMap<String, (f64, f64, u64
     Ok(found)
 }
 
-/// What one request allocates is what its route has allocated, divided by its requests.
-fn check_each(gateway: Gateway, seed: u64, seconds: u64) -> Result<()> {
+/// What one request allocates is what its route has allocated, divided by its requests; also if its samples are recorded as
+/// well, which then have the right routes.
+fn check_each(gateway: Gateway, with_samples: bool, seed: u64, seconds: u64) -> Result<()> {
     let Some((nginx, site)) = RoutedSite::start_allocating(gateway, 8, seed)? else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     let before = site.ended(&nginx)?;
     let more = ["--per-request", "--group-by", "route"];
-    let (folded, outcome) = record_memory(&nginx, folder.path(), &more, || load((&nginx, &site), seed, seconds))?;
+    let requests = || load((&nginx, &site), seed, seconds);
+    let (folded, outcome) = if with_samples {
+        let more = [&more[..], &["--rate", "999"]].concat();
+        let ([samples, bytes], outcome) = record_both(&nginx, folder.path(), &more, requests)?;
+        let Checked { right, wrong, labels, .. } = site.check(&samples)?;
+        println!("{gateway:?}: {right} samples right: {labels:?}");
+        ensure!(wrong.is_empty() && right > 0, "{gateway:?}: {}\n{}", wrong.join("\n"), outcome.stderr);
+        ensure!(outcome.stderr.contains("CPU each"), "{}", outcome.stderr);
+        (bytes, outcome)
+    } else {
+        record_memory(&nginx, folder.path(), &more, requests)?
+    };
     let own = site.ended(&nginx)?;
     let told = each(&outcome.stderr, site.labels())?;
     for route in site.labels() {
@@ -117,8 +131,8 @@ fn check_each(gateway: Gateway, seed: u64, seconds: u64) -> Result<()> {
 
 #[test]
 fn bytes_of_one_request_are_told_by_route() -> Result<()> {
-    for gateway in [Gateway::Kong, Gateway::Apisix] {
-        check_each(gateway, 3, 2)?;
+    for (gateway, with_samples) in [(Gateway::Kong, false), (Gateway::Apisix, true)] {
+        check_each(gateway, with_samples, 3, 2)?;
     }
     Ok(())
 }

@@ -11,6 +11,9 @@ use crate::folded::{Folded, Stack};
 use crate::nginx::Nginx;
 use crate::tracer::{Outcome, Tracer};
 
+/// The file for the stacks.
+const FILE: &str = "recorded.folded";
+
 /// Records the memory of a worker during what `load` does; `more` are further options.
 ///
 /// # Errors
@@ -21,9 +24,38 @@ pub fn record_memory(
     more: &[&str],
     load: impl FnOnce() -> Result<()>,
 ) -> Result<(Folded, Outcome)> {
-    let file = folder.join("memory.folded").display().to_string();
+    let outcome = record("memprof", nginx, folder, more, load)?;
+    Ok((Folded::parse(&std::fs::read_to_string(folder.join(FILE))?)?, outcome))
+}
+
+/// The same, and its samples: the profile of CPU time, and that of memory.
+///
+/// # Errors
+/// As [`record_memory`].
+pub fn record_both(
+    nginx: &Nginx,
+    folder: &Path,
+    more: &[&str],
+    load: impl FnOnce() -> Result<()>,
+) -> Result<([Folded; 2], Outcome)> {
+    let outcome = record("all", nginx, folder, more, load)?;
+    let read = |mode: &str| {
+        let file = Path::new(FILE).with_extension(format!("{mode}.folded"));
+        Folded::parse(&std::fs::read_to_string(folder.join(file))?)
+    };
+    Ok(([read("sysprof")?, read("memprof")?], outcome))
+}
+
+fn record(
+    mode: &str,
+    nginx: &Nginx,
+    folder: &Path,
+    more: &[&str],
+    load: impl FnOnce() -> Result<()>,
+) -> Result<Outcome> {
+    let file = folder.join(FILE).display().to_string();
     let pid = nginx.workers()[0].to_string();
-    let whom = ["--pid", &pid, "--mode", "memprof", "--output", &file, "--no-limit", "--force", "-v"];
+    let whom = ["--pid", &pid, "--mode", mode, "--output", &file, "--no-limit", "--force", "-v"];
     let mut tracer = Tracer::start(whom.iter().chain(more))?;
     tracer.wait_until_attached()?;
     load()?;
@@ -32,7 +64,7 @@ pub fn record_memory(
     tracer.signal(libc::SIGINT)?;
     let outcome = tracer.wait()?;
     outcome.expect(0, &[]);
-    Ok((Folded::parse(&std::fs::read_to_string(file)?)?, outcome))
+    Ok(outcome)
 }
 
 /// How much stacks say that the function in each line has allocated; `line` gives that of a stack.

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-pub use bytes::{ensure_told, record_memory, recorded};
+pub use bytes::{ensure_told, record_both, record_memory, recorded};
 use fastrand::Rng;
 pub use load::Requests;
 

@@ -131,9 +131,10 @@ pub fn is_on_trace(vm: &Vm, header: &SampleHeader, native: &NativeStack) -> bool
         && innermost(native).is_some_and(|(frame, region)| region == Region::Interpreter && !frame.is_return))
 }
 
-/// The innermost frame of the VM's own code.
+/// The innermost frame of the VM's own code, if no frame is missing before it: one further out says nothing of the trace.
 fn innermost(native: &NativeStack) -> Option<(&NativeFrame, Region)> {
-    native.frames.iter().find_map(|frame| match frame.kind {
+    let mut reached = native.frames.iter().take_while(|frame| !matches!(frame.kind, NativeKind::Missing(_)));
+    reached.find_map(|frame| match frame.kind {
         NativeKind::Vm { region, .. } => Some((frame, region)),
         _ => None,
     })
