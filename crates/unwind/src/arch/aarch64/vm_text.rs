@@ -50,6 +50,8 @@ const MAX_BEFORE_CALL: usize = 24;
 const BASE: u32 = Register::X19 as u32;
 const SP: u32 = Register::Sp as u32;
 
+/// `mov x19, x0`.
+const SET_BASE_TO_RESULT: u32 = 0xaa00_03f3;
 /// `ldr w16, [x21], #4` fetches the next bytecode.
 const FETCH: u32 = 0xb840_46b0;
 /// `br xN`, without the bits of N.
@@ -222,13 +224,16 @@ impl VmText {
     /// If the code before the call stores to `L->base`, whose offset is `l_base`, the called function uses that: it is
     /// the BASE that counts, and the register may have that of a frame that is being made (`vmeta_call`). Otherwise BASE is
     /// in `x19`, which calls preserve, if the code after the call relies on it: it uses the register, or it goes on to
-    /// the next bytecode. Code that cannot rely on it loads it from `L->base`.
+    /// the next bytecode. Code that cannot rely on it loads it from `L->base`. [`vm_cpcall`] does not need it: it calls for C
+    /// code, and takes BASE from what the function returns.
+    ///
+    /// [`vm_cpcall`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L590-L611
     pub fn base_after_call(&self, return_address: u64, l_base: u64) -> BaseAfterCall {
         let call = return_address.wrapping_sub(4);
         if !self.word(call).is_some_and(is_call) {
             return BaseAfterCall::Unknown;
         }
-        if self.stores_base_before(call, l_base) {
+        if self.word(return_address) == Some(SET_BASE_TO_RESULT) || self.stores_base_before(call, l_base) {
             return BaseAfterCall::LuaState;
         }
         let (mut at, mut fetched) = (return_address, false);

@@ -56,14 +56,17 @@ fn base_is_in_its_register_or_in_the_state() {
     // ldr x8, [x19, #8]; ldur x2, [x19, #-16]; str x8, [x19, x27, lsl #3]; stp x8, x9, [x19, #16]; sub x9, x0, x19;
     // add x1, x19, #8; ldr d0, [x19]
     let used = [0xf940_0668, 0xf85f_0262, 0xf83b_7a68, 0xa901_2668, 0xcb13_0009, 0x9100_2261, 0xfd40_0260];
-    // str x19, [x23, #32]; stp x19, x28, [x23, #32]; mov x19, x0; ldr x19, [x23, #40]; ldp x28, x19, [x23, #40];
+    // str x19, [x23, #32]; stp x19, x28, [x23, #32]; mov x19, x1; ldr x19, [x23, #40]; ldp x28, x19, [x23, #40];
     // ldr x8, [x19], #8; add x19, x19, x27, lsl #3
-    let ends = [0xf900_12f3, 0xa902_72f3, 0xaa00_03f3, 0xf940_16f3, 0xa942_cefc, 0xf840_8668];
+    let ends = [0xf900_12f3, 0xa902_72f3, 0xaa01_03f3, 0xf940_16f3, 0xa942_cefc, 0xf840_8668];
     let (nop, over, branch, ret) = (0xd503_201f, 0x1400_0002, 0xb400_0000, RET);
     for from_state in from_state {
         assert_eq!(after(&[], &[nop, branch, from_state]), BaseAfterCall::LuaState, "{from_state:x}");
         assert_eq!(after(&[], &[over, 0xaa00_03f3, from_state]), BaseAfterCall::LuaState);
     }
+    // `vm_cpcall`: mov x19, x0. Anywhere else that only begins the frame of a call.
+    assert_eq!(after(&[], &[0xaa00_03f3, used[0]]), BaseAfterCall::LuaState);
+    assert_eq!(after(&[], &[nop, 0xaa00_03f3, used[0]]), BaseAfterCall::Unknown);
     for used in used {
         assert_eq!(after(&[], &[nop, used]), BaseAfterCall::Register(Register::X19), "{used:x}");
         for end in ends {
