@@ -115,7 +115,7 @@ fn is_word(text: &str) -> bool {
 fn labels_are_those_of_the_function_that_runs() -> Result<()> {
     let Some(program) = Program::find(TARANTOOL) else { return Ok(()) };
     for seed in 1..=3 {
-        check_names(&FiberSite::start(&program, seed)?, seed, 1.5)?;
+        check_names(&FiberSite::start(&program, seed)?, seed, 1.0)?;
     }
     Ok(())
 }

@@ -28,7 +28,7 @@ fn check(gateway: Gateway, seed: u64, seconds: f64) -> Result<Option<[u64; 2]>> 
 #[test]
 fn routes_are_those_of_the_function_that_runs() -> Result<()> {
     for gateway in [Gateway::Kong, Gateway::Apisix] {
-        check(gateway, 1, 1.5)?;
+        check(gateway, 1, 1.0)?;
     }
     Ok(())
 }
@@ -85,7 +85,7 @@ fn thousands_of_routes_have_a_bounded_number_of_labels() -> Result<()> {
     let Some((nginx, site)) = RoutedSite::start(Gateway::Kong, 3000, 2)? else { return Ok(()) };
     let _requests = site.load(&nginx, 2);
     let folder = tempfile::tempdir()?;
-    let (folded, outcome) = record_grouped(nginx.workers()[0], 2.0, &["--group-by", "route"], folder.path())?;
+    let (folded, outcome) = record_grouped(nginx.workers()[0], 1.5, &["--group-by", "route"], folder.path())?;
     let Checked { right, unknown, wrong, labels, .. } = site.check(&folded)?;
     println!("{right} right, {unknown} marked, of {} routes", labels.len());
     ensure!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), outcome.stderr);
