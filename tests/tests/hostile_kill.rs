@@ -241,7 +241,7 @@ fn guards_of(output: &Path) -> Result<Vec<u32>> {
 
 #[test]
 fn no_breakpoint_slows_what_is_no_longer_recorded() -> Result<()> {
-    for (program, signal) in [(LUAJIT, libc::SIGKILL), (TARANTOOL, libc::SIGINT)] {
+    for (program, signal) in [(LUAJIT, libc::SIGKILL), (LUAJIT, libc::SIGINT), (TARANTOOL, libc::SIGKILL)] {
         let Some(program) = Program::find(program) else { continue };
         let folder = tempfile::tempdir()?;
         let mut workload = Workload::start(&program.copy_to(folder.path())?, STORM, &[])?;
