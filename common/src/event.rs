@@ -75,10 +75,10 @@ pub struct SampleHeader {
     pub jit_base: u64,
     /// Address of the first byte of the copied part of the Lua stack.
     pub lua_copy_start: u64,
-    /// Address of the stack slot with the return address of the last allocator call on this thread; 0 if there was
-    /// none. If the slot holds the address of the kernel's uretprobe trampoline, or the thread is in the trampoline,
-    /// that call has not returned yet.
-    pub return_slot: u64,
+    /// The stack pointer at the beginning of the last allocator call on this thread; 0 if there was none. If the place of
+    /// the call's return address holds the address of the kernel's uretprobe trampoline, or the thread is in the
+    /// trampoline, that call has not returned yet.
+    pub call_stack: u64,
     /// The original return address of that call.
     pub return_address: u64,
     /// For an allocation, its size in bytes. For a wait, the nanoseconds that it stands for.

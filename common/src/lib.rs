@@ -46,6 +46,8 @@ mod user {
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::allocation::tally::VmTally {}
     // SAFETY: as above.
+    unsafe impl aya::Pod for crate::allocation::call_site::CallSite {}
+    // SAFETY: as above.
     unsafe impl aya::Pod for crate::lifetime::Watched {}
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::lifetime::Followed {}

@@ -28,6 +28,15 @@ pub const fn filter_bit(process: u32) -> (u32, u64) {
 /// The most frames of the kernel's stack that are kept of a wait.
 pub const MAX_WAIT_STACK: usize = 32;
 
+/// How many threads can walk their stacks at once, on any machine. A walk may lose its CPU, and then those of other threads
+/// begin there.
+pub const LEAST_WALKS: u32 = 4;
+
+/// How many threads can walk their stacks at once on a machine with so many CPUs.
+pub const fn walks(cpus: u32) -> u32 {
+    if cpus < LEAST_WALKS { LEAST_WALKS } else { cpus }
+}
+
 /// Waits shorter than this, in nanoseconds, are sampled at random.
 pub const DEFAULT_THRESHOLD: u64 = 10_000_000;
 

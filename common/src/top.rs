@@ -50,8 +50,6 @@ pub struct Top {
     pub vmstate: i32,
     /// `jit_base`.
     pub jit_base: u64,
-    /// `L->base`.
-    pub thread_base: u64,
     /// Whether the C frame has no Lua frame: the walk must first cross it ([`Walk::cross_first`]).
     ///
     /// [`Walk::cross_first`]: crate::frame::Walk::cross_first
@@ -77,8 +75,7 @@ pub fn find(
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
     let vmstate = memory.read::<i32>(vm.global.wrapping_add(u64::from(layout.g_vmstate)))?;
-    let mut top = Top { vmstate, jit_base: jit_base(memory, vm)?, thread_base, ..Top::default() };
-    top.base = top.thread_base;
+    let mut top = Top { vmstate, jit_base: jit_base(memory, vm)?, base: thread_base, ..Top::default() };
     let state = VmState::from_raw(layout.states(), vmstate);
     // The interpreter calls the JIT compiler, so jit_base is zero in the compiler's states. A running trace keeps
     // jit_base set, also while the garbage collector or a C function runs on its behalf.
@@ -182,7 +179,7 @@ pub fn find(
             narrow(registers[reg::BASE])
         };
         let pc = narrow(registers[reg::BYTECODE_PC]);
-        let outer = (top.thread_base, cframe);
+        let outer = (thread_base, cframe);
         let is_left = moves || is_in(&vm.edges.results_stored, at);
         let registers = (at, base, pc, is_left);
         if let Some(place) = from_registers(memory, vm, coroutine, outer, registers, (scratch.0, scratch.1)) {

@@ -71,3 +71,12 @@ pub fn below_256(mut index: usize) -> usize {
     unsafe { asm!("{0} &= 255", inout(reg) index, options(nomem, nostack, pure)) };
     index
 }
+
+/// The lowest bit of what a function returns. The compiler may know that it is no more than that, but the verifier does not.
+#[inline(always)]
+pub fn lowest_bit(outcome: u32) -> i64 {
+    let mut outcome = i64::from(outcome);
+    // SAFETY: an instruction on a number.
+    unsafe { asm!("{0} &= 1", inout(reg) outcome, options(nomem, nostack, pure)) };
+    outcome
+}

@@ -30,6 +30,7 @@ mod stack_copy;
 mod traces;
 mod turns;
 mod wakeup;
+mod walk;
 
 /// The helpers for reading user memory and for BTF are GPL-only.
 #[unsafe(no_mangle)]

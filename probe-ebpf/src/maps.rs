@@ -5,8 +5,9 @@ use aya_ebpf::btf_maps;
 use aya_ebpf::macros::{btf_map, map};
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, Queue, RingBuf};
 use lj_trace_common::allocation::PendingAllocation;
+use lj_trace_common::allocation::call_site::CallSite;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownPrototype};
-use lj_trace_common::allocation::on_trace::RememberedTrace;
+use lj_trace_common::allocation::on_trace::{CallingTrace, RememberedTrace};
 use lj_trace_common::allocation::serving::ServingRoom;
 use lj_trace_common::allocation::serving_fiber::FiberRoom;
 use lj_trace_common::allocation::tally::VmTally;
@@ -60,6 +61,11 @@ pub static SAMPLES: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 /// Traces that the agent already has a copy of.
 #[map]
 pub static TRACES: LruHashMap<TraceKey, u8> = LruHashMap::with_max_entries(8192, 0);
+
+/// The numbers of traces by their code, where the VM's state does not name the running trace. Then the agent sets the
+/// number of entries.
+#[map]
+pub static CODE_TRACES: LruHashMap<u64, u32> = LruHashMap::with_max_entries(128, 0);
 
 /// Where native stacks end, by page. The agent finds this out.
 #[map]
@@ -131,6 +137,15 @@ pub static PROTOTYPES: Array<KnownPrototype> = Array::with_max_entries(KNOWN_OBJ
 #[map]
 pub static KNOWN_TRACES: Array<RememberedTrace> = Array::with_max_entries(KNOWN_OBJECTS, 0);
 
+/// The last trace that was found to call C code with each return address, for the traces of each VM, where the VM's state
+/// does not name the running trace.
+#[map]
+pub static CALLING_TRACES: Array<CallingTrace> = Array::with_max_entries(1, 0);
+
+/// The calls in LuaJIT's C code, by their return addresses, for the same. The agent sets the number of entries.
+#[map]
+pub static CALL_SITES: HashMap<u64, CallSite> = HashMap::with_max_entries(1, 0);
+
 /// Which request each VM was last seen to allocate for.
 #[map]
 pub static SERVING: Array<ServingRoom> = Array::with_max_entries(MAX_VMS, 0);
@@ -147,8 +162,8 @@ pub static STACK_COUNTDOWN: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 
 #[map]
 pub static BUSY: HashMap<u32, u8> = HashMap::with_max_entries(1024, 0);
 
-/// Working areas for samples, one to three per CPU (the values of a per-CPU map must be smaller). The agent sets the
-/// number of entries.
+/// Working areas for samples, one to three per CPU, and four at least after waits (the values of a per-CPU map must be
+/// smaller). The agent sets the number of entries.
 #[map]
 pub static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 

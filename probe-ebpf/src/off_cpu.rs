@@ -18,7 +18,9 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use lj_trace_common::config::{Counter, MAX_KERNEL_STACK};
-use lj_trace_common::off_cpu::{MAX_WAIT_STACK, OffCpuThread, TASK_DEAD, WAS_PREEMPTED, WaitingTask};
+use lj_trace_common::off_cpu::{
+    LEAST_WALKS, MAX_WAIT_STACK, OffCpuThread, TASK_DEAD, WAS_PREEMPTED, WaitingTask, walks,
+};
 
 use crate::clock::Timer;
 use crate::count::add_of;
@@ -239,25 +241,29 @@ fn choose(entry: &mut OffCpuThread, weight: u64, next: *const task_struct) {
     }
 }
 
-/// How many working areas a walk tries: another thread on the same CPU may be in the middle of its own walk.
-const TRIES: u32 = 4;
-
 /// Walks the stack of this thread, which was off the CPU and now returns to its program.
 extern "C" fn walk_waiting(_map: *mut c_void, _key: *mut c_void, entry: *mut OffCpuThread) -> i64 {
     // SAFETY: the kernel passes the entry, which nobody else changes while the thread runs.
     let entry = unsafe { &mut *entry };
-    let (process, weight, state) = (entry.process, entry.pending, entry.pending_state);
-    entry.pending = 0;
-    // The agent has just forgotten the thread.
-    if weight == 0 {
-        return 0;
+    // Zero if the agent has just forgotten the thread.
+    if entry.pending != 0 {
+        take(entry);
+        entry.pending = 0;
     }
-    let Some(config) = CONFIG.get(process) else { return 0 };
+    0
+}
+
+/// Takes the sample of this thread that it has scheduled.
+#[inline(always)]
+fn take(entry: &mut OffCpuThread) -> Option<()> {
+    let (process, weight) = (entry.process, entry.pending);
+    let config = CONFIG.get(process)?;
     // SAFETY: the helper has no preconditions.
     let own = unsafe { bpf_get_smp_processor_id() };
     let mut area = u32::MAX;
-    for further in 0..TRIES {
-        let candidate = 2 * config.cpus + (own + further) % config.cpus.max(1);
+    // Another thread on the same CPU may be in the middle of its own walk.
+    for further in 0..LEAST_WALKS {
+        let candidate = 2 * config.cpus + (own + further) % walks(config.cpus);
         if BUSY.insert(&candidate, &1, BPF_NOEXIST.into()).is_ok() {
             area = candidate;
             break;
@@ -265,19 +271,22 @@ extern "C" fn walk_waiting(_map: *mut c_void, _key: *mut c_void, entry: *mut Off
     }
     if area == u32::MAX {
         add_of(process, Counter::WaitTimeBusy as u32, weight);
-        return 0;
+        return None;
     }
     add_of(process, Counter::WaitsTaken as u32, 1);
     let timer = Timer::start();
     sample::take_wait((config, process, timer), area, weight, |scratch: &mut Scratch| {
-        scratch.header.wait_state = state;
+        // The thread may have waited again meanwhile, with the same stack.
+        scratch.header.allocation_size = entry.pending;
+        entry.pending = 0;
+        scratch.header.wait_state = entry.pending_state;
         scratch.header.turn = entry.pending_turn;
         copy_kernel_stack(scratch, entry);
     });
     sample::stop(area, Counter::SampleTime as u32);
     // This run inserted the entry a moment ago, and nobody else removes it.
     let _ = BUSY.remove(&area);
-    0
+    Some(())
 }
 
 /// Appends the kernel's stack to the payload.
@@ -318,7 +327,7 @@ pub extern "C" fn waiting_tasks(context: *const TaskIteration) -> i32 {
         asm!("{0} = *(u32 *)({1} + 31234)", out(reg) tid, in(reg) task, options(nostack, readonly));
         asm!("{0} = *(u64 *)({1} + 31235)", out(reg) started, in(reg) task, options(nostack, readonly));
         asm!("{0} = *(u32 *)({1} + 31236)", out(reg) state, in(reg) task, options(nostack, readonly));
-        asm!("{0} = *(u32 *)({1} + 31237)", out(reg) is_running, in(reg) task, options(nostack, readonly));
+        asm!("{0} = *(u8 *)({1} + 31237)", out(reg) is_running, in(reg) task, options(nostack, readonly));
     }
     if process != *wanted || is_running != 0 {
         return 0;

@@ -25,7 +25,7 @@ pub extern "C" fn running_threads(context: *const TaskIteration) -> i32 {
     // SAFETY: fields of a task, as in `off_cpu_switch`.
     unsafe {
         asm!("{0} = *(u32 *)({1} + 31234)", out(reg) tid, in(reg) task, options(nostack, readonly));
-        asm!("{0} = *(u32 *)({1} + 31237)", out(reg) is_running, in(reg) task, options(nostack, readonly));
+        asm!("{0} = *(u8 *)({1} + 31237)", out(reg) is_running, in(reg) task, options(nostack, readonly));
         if is_running != 0 {
             bpf_seq_write(*meta, (&raw const tid).cast_mut().cast(), size_of::<u32>() as u32);
         }

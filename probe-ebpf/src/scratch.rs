@@ -35,6 +35,8 @@ pub struct MachineState {
     pub memo: Memo,
     /// The current frame of the walk.
     pub record: FrameRecord,
+    /// The coroutine that is being walked.
+    pub thread: LuaThread,
     /// Where the walk begins.
     pub top: Top,
     /// When building the sample began.

@@ -12,17 +12,14 @@ use lj_trace_common::memory::{clear, zeroed};
 use lj_trace_common::trace::{self, PIECES, Piece, RunningTrace, TRACE_COPY, TraceCopy, TraceKey};
 
 use crate::count::add_of;
-use crate::maps::{SAMPLES, SCRATCH, TRACES, VMS};
+use crate::maps::{CODE_TRACES, SAMPLES, SCRATCH, TRACES, VMS};
 use crate::memory::UserMemory;
 use crate::scratch::Scratch;
 use crate::wakeup::NO_WAKEUP;
 
 /// How many traces to search if the VM's state does not name the running one. A program that flushes its traces all the
-/// time numbers them from 1 again, and never has many. If the state never names the trace: the number that LuaJIT
-/// allows by default ([`maxtrace`]).
-///
-/// [`maxtrace`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L108-L129
-const LOOKED_AT: u32 = if STATE_NAMES_TRACE { 64 } else { 1024 };
+/// time numbers them from 1 again, and never has many. If the state never names the trace: as many as there can be.
+const LOOKED_AT: u32 = if STATE_NAMES_TRACE { 64 } else { 1 << 16 };
 
 /// Notes which trace the innermost VM runs or exits, and sends it ahead of the sample if the agent does not have it.
 /// `area` is the sample's working area.
@@ -51,6 +48,16 @@ pub fn note(area: u32) -> u32 {
         let _ = traces.running(&UserMemory, &vm.layout, number, (&mut header.trace, &mut machine.memo.head));
     }
     offer(&header.trace, &vm.layout, (header.process, header.vm), &mut machine.key);
+    if !STATE_NAMES_TRACE && !is_known(header) {
+        // Or the one that had this code before.
+        // SAFETY: entries are copied at once.
+        let number = unsafe { CODE_TRACES.get(&code_key(header)) }.copied().unwrap_or(0);
+        if number != 0 {
+            clear(&mut header.trace);
+            let _ = traces.running(&UserMemory, &vm.layout, number, (&mut header.trace, &mut machine.memo.head));
+            offer(&header.trace, &vm.layout, (header.process, header.vm), &mut machine.key);
+        }
+    }
     if !is_known(header) {
         let mut area = area;
         // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
@@ -60,6 +67,12 @@ pub fn note(area: u32) -> u32 {
         forget_other(borrow());
     }
     0
+}
+
+/// The key in [`CODE_TRACES`] of the code that a sample hit. Other code may have the same key: the trace is checked.
+#[inline(always)]
+fn code_key(header: &SampleHeader) -> u64 {
+    header.registers[reg::PC] >> 6 ^ u64::from(header.process) << 48
 }
 
 /// Removes the trace from the sample if the thread is not in its machine code: better no trace than one that does not run.
@@ -113,6 +126,8 @@ extern "C" fn look_at(index: u64, area: *mut c_void) -> i64 {
     offer(running, &vm.layout, (header.process, header.vm), &mut machine.key);
     if !STATE_NAMES_TRACE && running.identity.address != 0 && is_within(header, reg::PC, running) {
         header.trace = *running;
+        // If the map is full, the oldest entry goes.
+        let _ = CODE_TRACES.insert(&code_key(header), &number, 0);
         return 1;
     }
     0

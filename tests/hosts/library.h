@@ -6,6 +6,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#ifdef __aarch64__
+#include <malloc.h>
+
+// LuaJIT's references have 47 bits, addresses have 48: malloc's memory must be that behind the program, which is linked at a
+// low address.
+__attribute__((constructor)) static void use_low_memory(void)
+{
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_ARENA_MAX, 1);
+}
+#endif
+
 typedef struct lua_State lua_State;
 
 // Loads the library at `path`; the program ends if that is not possible.

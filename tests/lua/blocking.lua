@@ -1,6 +1,7 @@
 -- Ways to block an event loop, each a function of its own, which says for how long it did by its own clock.
 --
--- A function takes a number of milliseconds, and returns NAME:LINE of what blocks, when it began and ended (nanoseconds of CLOCK_REALTIME, as text), the
+-- A function takes a number of milliseconds, and returns NAME:LINE of what blocks, when it began and ended (nanoseconds since the Unix epoch, as text; the
+-- length is that of CLOCK_MONOTONIC, since the time of day may be set meanwhile), the
 -- CPU time that the thread used meanwhile (milliseconds), and the line that blocks, or 0 if there are several.
 
 local ffi = require("ffi")
@@ -14,16 +15,16 @@ local function clock(number)
   ffi.C.clock_gettime(number, place)
   return time.seconds * 1000000000LL + time.nanoseconds
 end
-local REALTIME, THREAD_CPU = 0, 3
+local REALTIME, MONOTONIC, THREAD_CPU = 0, 1, 3
 
 local function text(nanoseconds)
   return (tostring(nanoseconds):gsub("LL$", ""))
 end
 
 local function until_then(milliseconds, work)
-  local finish = clock(REALTIME) + math.floor(milliseconds * 1000000)
+  local finish = clock(MONOTONIC) + math.floor(milliseconds * 1000000)
   local sum = 0
-  while clock(REALTIME) < finish do
+  while clock(MONOTONIC) < finish do
     sum = sum + work()
   end
   return sum
@@ -93,31 +94,32 @@ end
 function ways.opening(ms)
   local name = os.tmpname()
   os.remove(name)
-  local began, executes = clock(REALTIME), line() + 1
+  local began, executes = clock(MONOTONIC), line() + 1
   os.execute(("mkfifo %s; (sleep %.4f; echo x > %s) &"):format(name, ms / 1000, name))
-  local made, opens = clock(REALTIME), line() + 1
+  local made, opens = clock(MONOTONIC), line() + 1
   local file = io.open(name)
-  local opened, closes = clock(REALTIME), line() + 1
+  local opened, closes = clock(MONOTONIC), line() + 1
   file:close()
-  local closed = clock(REALTIME)
+  local closed = clock(MONOTONIC)
   os.remove(name)
   return 0, longest(made - began, executes, opened - made, opens, closed - opened, closes)
 end
 
 function ways.reading(ms)
-  local began, starts = clock(REALTIME), line() + 1
+  local began, starts = clock(MONOTONIC), line() + 1
   local pipe = io.popen(("sleep %.4f; echo x"):format(ms / 1000))
-  local started, reads = clock(REALTIME), line() + 1
+  local started, reads = clock(MONOTONIC), line() + 1
   local read = pipe:read()
-  local ended = clock(REALTIME)
+  local ended = clock(MONOTONIC)
   pipe:close()
-  return read, clock(REALTIME) - ended > 2000000 and 0 or longest(started - began, starts, ended - started, reads)
+  return read, clock(MONOTONIC) - ended > 2000000 and 0 or longest(started - began, starts, ended - started, reads)
 end
 
 local module = { names = { "computing", "collecting", "matching", "executing", "opening", "reading" }, text = text }
 
+-- The time that passes, and the time of day.
 function module.now()
-  return clock(REALTIME)
+  return clock(MONOTONIC), clock(REALTIME)
 end
 
 function module.cpu()
@@ -127,9 +129,9 @@ end
 for name, way in pairs(ways) do
   local what = name .. ":" .. debug.getinfo(way, "S").linedefined
   module[name] = function(ms)
-    local cpu, began = clock(THREAD_CPU), clock(REALTIME)
+    local cpu, began, from = clock(THREAD_CPU), clock(REALTIME), clock(MONOTONIC)
     local _, at = way(ms or tonumber(ngx.var.arg_ms))
-    local ended = clock(REALTIME)
+    local ended = began + (clock(MONOTONIC) - from)
     local used = tonumber(clock(THREAD_CPU) - cpu) / 1e6
     return ("%s %s %s %.3f %d"):format(what, text(began), text(ended), used, at)
   end

@@ -46,7 +46,7 @@ end
 
 local word, request, byte = ffi.new("int[1]"), ffi.new("unsigned[1]"), ffi.new("char[1]")
 local futex_time = ffi.new("struct wait_time")
-local FUTEX, FUTEX_WAIT_PRIVATE = 202, 128
+local FUTEX, FUTEX_WAIT_PRIVATE = ffi.arch == "arm64" and 98 or 202, 128
 
 -- No wait is inlined into its caller: each function is a frame of its own.
 jit.off()

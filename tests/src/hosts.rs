@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::programs::{DNSDIST, KNOT_RESOLVER, LUPA, NEOVIM, NGINX, Program, folder};
+use crate::programs::{DNSDIST, KNOT_RESOLVER, LIBRARIES, LUPA, NEOVIM, NGINX, Program, folder};
 use crate::workload::Workload;
 
 /// A program with LuaJIT inside.
@@ -61,7 +61,7 @@ pub fn lua() -> PathBuf {
 
 /// Where Debian's packages have their libraries.
 fn libraries(package: &str) -> PathBuf {
-    folder(package).join("usr/lib/x86_64-linux-gnu")
+    folder(package).join(LIBRARIES)
 }
 
 /// The global variable that a script expects its arguments in.
@@ -98,7 +98,7 @@ fn knot_resolver(program: &Program, scratch: &Path, script: &str, arguments: &[&
     fs::write(&configuration, format!("{}\ndofile('{script}')\n", arg(script, arguments)))?;
     let mut command = Command::new("unshare");
     let own = libraries(KNOT_RESOLVER);
-    command.args(["--mount", "sh", "-c", OVER, "sh"]).arg(&own).arg("/usr/lib/x86_64-linux-gnu");
+    command.args(["--mount", "sh", "-c", OVER, "sh"]).arg(&own).arg(Path::new("/").join(LIBRARIES));
     command.arg(&program.path).arg("-n").arg("-c").arg(configuration).arg(scratch).current_dir(scratch);
     Ok(command)
 }

@@ -14,6 +14,7 @@ pub mod bounded_run;
 pub mod capabilities;
 pub mod chance;
 pub mod code;
+pub mod compiled;
 pub mod consumers;
 pub mod counted_requests;
 pub mod crafted;

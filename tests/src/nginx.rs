@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::programs::{NGINX, Program, folder as package_folder};
+use crate::programs::{LIBRARIES, NGINX, Program, folder as package_folder};
 use crate::usage::let_work;
 
 /// A running nginx. It and its workers are ended when this is dropped.
@@ -126,7 +126,7 @@ impl Nginx {
         let mut command = Command::new(&program.path);
         command.current_dir(lua());
         command.arg("-p").arg(folder.path()).args(["-c", "nginx.conf", "-e", "error.log"]);
-        let library = package_folder("libluajit2-5.1-2").join("usr/lib/x86_64-linux-gnu");
+        let library = package_folder("libluajit2-5.1-2").join(LIBRARIES);
         command.env("LD_LIBRARY_PATH", library).stdin(Stdio::null());
         let master = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let mut nginx = Self { master, workers: Vec::new(), ended: Vec::new(), folder };

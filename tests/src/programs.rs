@@ -16,6 +16,28 @@ pub struct Program {
     pub path: PathBuf,
 }
 
+/// The path of a file in Debian's folder for libraries, as packages have it.
+macro_rules! library {
+    ($file:literal) => {
+        if cfg!(target_arch = "aarch64") {
+            concat!("usr/lib/aarch64-linux-gnu", $file)
+        } else {
+            concat!("usr/lib/x86_64-linux-gnu", $file)
+        }
+    };
+}
+
+/// Debian's folder for libraries, as packages have it.
+pub const LIBRARIES: &str = library!("");
+/// Debian's LuaJIT as a library, as packages have it.
+pub const LUAJIT_LIBRARY: &str = library!("/libluajit-5.1.so.2");
+/// The same where it is installed.
+pub const INSTALLED_LIBRARY: &str = if cfg!(target_arch = "aarch64") {
+    "/usr/lib/aarch64-linux-gnu/libluajit-5.1.so.2"
+} else {
+    "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2"
+};
+
 /// Debian's `luajit`: GC64, static, stripped.
 pub const LUAJIT: &str = "luajit";
 /// OpenResty's fork, Debian's `luajit2`: GC64, stripped.
@@ -89,9 +111,9 @@ impl Program {
                 WRK => "usr/bin/wrk",
                 SYSBENCH => "usr/bin/sysbench",
                 LUPA => "lupa/__init__.py",
-                CQUEUES => "usr/lib/x86_64-linux-gnu/lua/5.1/_cqueues.so",
+                CQUEUES => library!("/lua/5.1/_cqueues.so"),
                 COPAS => "usr/share/lua/5.1/copas.lua",
-                LUV => "usr/lib/x86_64-linux-gnu/lua/5.1/luv.so",
+                LUV => library!("/lua/5.1/luv.so"),
                 // Built from the crate luajit-src.
                 variant => return Self::find_variant(variant),
             })),

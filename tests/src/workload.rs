@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::compiled::compile;
 use crate::programs::Program;
 
 /// A running workload. It is ended when this is dropped.
@@ -211,21 +212,6 @@ impl Workload {
         }
         Ok(line.trim_end().to_owned())
     }
-}
-
-/// Compiles a file from `tests/hosts`.
-///
-/// # Errors
-/// If there is no C compiler, or it refuses.
-pub fn compile(source: &str, binary: &Path, options: &[&str]) -> Result<()> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("hosts").join(source);
-    let mut cc = Command::new("cc");
-    cc.args(["-O2", "-Wall", "-Werror", "-pthread"]).args(options).arg("-o").arg(binary).arg(path).arg("-ldl");
-    let status = cc.status().context("cannot run cc: install a C compiler")?;
-    if !status.success() {
-        bail!("cc cannot compile {source}: {status}");
-    }
-    Ok(())
 }
 
 impl Drop for Workload {

@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::code;
+use lj_trace_tests::compiled::{LIBRARY, compile};
 use lj_trace_tests::disk::SmallDisk;
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::profiles::{Profiling, cut_off, whole};
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::skips;
 use lj_trace_tests::tracer::{Tracer, binary, exit_code};
-use lj_trace_tests::workload::{SERVICE, STORM, Workload, compile};
+use lj_trace_tests::workload::{SERVICE, STORM, Workload};
 
 const RATE: [&str; 2] = ["--rate", "499"];
 
@@ -282,7 +283,7 @@ fn the_clock_jumps() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let workload = start(SERVICE, folder.path())?;
     let library = folder.path().join("clock.so");
-    compile("clock.c", &library, &["-shared", "-fPIC"])?;
+    compile("clock.c", &library, LIBRARY)?;
     let mut command = Command::new(binary());
     command.env("LD_PRELOAD", &library);
     let began = Instant::now();

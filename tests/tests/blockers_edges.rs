@@ -296,12 +296,15 @@ fn names_that_are_looked_up_are_told() -> Result<()> {
         workload.report()?;
         sleep(Duration::from_millis(300));
         let told = stop(tracer)?;
-        let own: Vec<_> =
-            told.iter().filter(|told| told.began > before && told.json["call"] == "getaddrinfo").collect();
-        // Where a hidden process gives the CPU back to the thread, it is not known what the turn was (docs/blockers.md, Limits).
-        let is_marked = |told: &&Told| told.json["kind"] == "unknown" && told.json["function"].is_null();
-        let marked = told.iter().filter(|told| told.began > before).filter(is_marked).count();
-        assert!(own.len() + marked == NAMES && marked <= 1, "{mechanism}: {told:#?}");
+        // Where a hidden process gives the CPU back to the thread, it is not known what the turn was, or its part until the second
+        // question (docs/blockers.md, Limits).
+        let (marked, own): (Vec<_>, Vec<_>) =
+            told.iter().filter(|told| told.began > before).partition(|told| told.milliseconds("unknown_ms") > 0.0);
+        let own: Vec<_> = own.into_iter().filter(|told| told.json["call"] == "getaddrinfo").collect();
+        assert!(own.len() + marked.len() == NAMES && marked.len() <= 1, "{mechanism}: {told:#?}");
+        for told in marked {
+            assert!(told.length > late.as_secs_f64() * 1000.0, "{mechanism}: {}", told.json);
+        }
         for told in own {
             let json = &told.json;
             assert!(told.length > late.as_secs_f64() * 1000.0, "{mechanism}: {json}");

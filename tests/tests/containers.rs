@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::hosts::lua;
 use lj_trace_tests::profiles::Profiling;
-use lj_trace_tests::programs::{LUAJIT, Program, folder as package_folder};
+use lj_trace_tests::programs::{LUAJIT, LUAJIT_LIBRARY, Program, folder as package_folder};
 use lj_trace_tests::skips;
 use lj_trace_tests::tracer::{Tracer, binary, exit_code};
 use lj_trace_tests::workload::{SERVICE, Workload};
@@ -147,7 +147,7 @@ fn a_program_whose_file_is_another_now_without_root() -> Result<()> {
 fn a_library_that_was_replaced() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let library = folder.path().join("libluajit.so");
-    let original = package_folder("libluajit2-5.1-2").join("usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2");
+    let original = package_folder("libluajit2-5.1-2").join(LUAJIT_LIBRARY);
     fs::copy(original, &library)?;
     let mut workload = Workload::start_host("late.c", folder.path(), &[&library.to_string_lossy()])?;
     workload.go()?;

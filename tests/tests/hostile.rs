@@ -10,15 +10,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use lj_trace_tests::chance::of_count;
 use lj_trace_tests::folded::{Stack, is_lua, line_in};
-use lj_trace_tests::programs::Program;
+use lj_trace_tests::programs::{INSTALLED_LIBRARY, Program};
 use lj_trace_tests::recording::Recording;
 use lj_trace_tests::skips::skip_without;
 use lj_trace_tests::source::definition_of;
 use lj_trace_tests::tracer::{Tracer, exit_code, run};
 use lj_trace_tests::workload::Workload;
 
-/// The library with which the host makes its VM.
-const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
 /// The CPU time that it may take to look at 128 MiB that are full of what looks like VMs, on a slow machine, in seconds.
 const PATIENCE: u64 = 15;
 /// The most memory that lj-trace may use for it, in KiB.
@@ -26,11 +24,11 @@ const MEMORY: u64 = 200 << 10;
 
 /// Starts the host, or says why not.
 fn host(folder: &Path, what: &str) -> Result<Option<Workload>> {
-    if !Path::new(LIBRARY).exists() {
-        skip_without("luajit", &format!("there is no {LIBRARY}"));
+    if !Path::new(INSTALLED_LIBRARY).exists() {
+        skip_without("luajit", &format!("there is no {INSTALLED_LIBRARY}"));
         return Ok(None);
     }
-    Workload::start_host("hostile.c", folder, &[LIBRARY, what]).map(Some)
+    Workload::start_host("hostile.c", folder, &[INSTALLED_LIBRARY, what]).map(Some)
 }
 
 /// The most memory that a process has used, in KiB.

@@ -6,13 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::allocations::{Allocations, Kind, growth};
+use lj_trace_tests::programs::INSTALLED_LIBRARY;
 use lj_trace_tests::skips::skip_without;
 use lj_trace_tests::tracer::{Outcome, Tracer};
 use lj_trace_tests::workload::Workload;
 use serde_json::Value;
-
-/// The library with which the host makes its VMs.
-const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
 
 /// What the host and the ledger say.
 struct Run {
@@ -50,13 +48,14 @@ impl Run {
 
 /// Records so many parts of what the host does.
 fn record(vms: usize, builtin: bool, parts: usize) -> Result<Option<Run>> {
-    if !Path::new(LIBRARY).exists() {
-        skip_without("luajit", &format!("there is no {LIBRARY}"));
+    if !Path::new(INSTALLED_LIBRARY).exists() {
+        skip_without("luajit", &format!("there is no {INSTALLED_LIBRARY}"));
         return Ok(None);
     }
     let folder = tempfile::tempdir()?;
     let count = vms.to_string();
-    let arguments: &[&str] = if builtin { &[LIBRARY, &count, "builtin"] } else { &[LIBRARY, &count] };
+    let arguments: &[&str] =
+        if builtin { &[INSTALLED_LIBRARY, &count, "builtin"] } else { &[INSTALLED_LIBRARY, &count] };
     let mut host = Workload::start_host("ledger.c", folder.path(), arguments)?;
     let [stream, ledger] = ["all.bin", "ledger.json"].map(|name| folder.path().join(name).display().to_string());
     let pid = host.pid().to_string();
@@ -159,8 +158,8 @@ fn calls_between_a_change_of_allocators_and_its_probe_are_told() -> Result<()> {
 /// first look for changes.
 #[test]
 fn an_allocator_that_is_new_while_lj_trace_attaches_is_recorded() -> Result<()> {
-    if !Path::new(LIBRARY).exists() {
-        skip_without("luajit", &format!("there is no {LIBRARY}"));
+    if !Path::new(INSTALLED_LIBRARY).exists() {
+        skip_without("luajit", &format!("there is no {INSTALLED_LIBRARY}"));
         return Ok(());
     }
     let mut random = fastrand::Rng::with_seed(11);
@@ -169,8 +168,11 @@ fn an_allocator_that_is_new_while_lj_trace_attaches_is_recorded() -> Result<()> 
         let folder = tempfile::tempdir()?;
         // The first case shows how long it takes to attach.
         let late = attaching.mul_f64(random.f64() * 1.1);
-        let mut host =
-            Workload::start_host("ledger.c", folder.path(), &[LIBRARY, "late", &late.as_millis().to_string()])?;
+        let mut host = Workload::start_host(
+            "ledger.c",
+            folder.path(),
+            &[INSTALLED_LIBRARY, "late", &late.as_millis().to_string()],
+        )?;
         let [stream, ledger] = ["all.bin", "ledger.json"].map(|name| folder.path().join(name).display().to_string());
         let pid = host.pid().to_string();
         let began = Instant::now();

@@ -160,7 +160,7 @@ fn follow(program: &Program) -> Result<Run> {
         since = drained;
         flips.resize(usize::try_from(lifetimes.cycles())?, turns);
     }
-    probes.detach();
+    probes.detach(&programs);
     let lives = lifetimes.lives().into_iter().map(|life| (u64::from(life.source.0), life)).collect();
     Ok(Run { lives, flips })
 }

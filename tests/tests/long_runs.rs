@@ -8,17 +8,15 @@ use std::thread::sleep;
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::patience;
+use lj_trace_tests::programs::INSTALLED_LIBRARY;
 use lj_trace_tests::tracer::{Outcome, Tracer, exit_code, run};
 use lj_trace_tests::workload::Workload;
-
-/// The library with which the host makes its VMs.
-const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
 
 /// Each VM works for so many milliseconds, and then there is a break.
 const PACE: [&str; 2] = ["25", "20"];
 
 fn start(folder: &Path) -> Result<Workload> {
-    Workload::start_host("churn.c", folder, &[LIBRARY, PACE[0], PACE[1]])
+    Workload::start_host("churn.c", folder, &[INSTALLED_LIBRARY, PACE[0], PACE[1]])
 }
 
 /// Starts to record into `cpu.bin` and `cpu.folded` of a folder.

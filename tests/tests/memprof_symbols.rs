@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_streams::memprof::{Event, Source};
 use lj_trace_streams::{Body, Stream, Symbol};
+use lj_trace_tests::compiled::{LIBRARY, compile};
 use lj_trace_tests::programs::{ALL, Program};
 use lj_trace_tests::tracer::Tracer;
-use lj_trace_tests::workload::{Workload, compile};
+use lj_trace_tests::workload::Workload;
 
 /// How often the module's function is called.
 const ROUNDS: usize = 100;
@@ -22,7 +23,7 @@ const SIZE: u64 = 1000;
 /// Records a program that loads the module.
 fn record(program: &Program, folder: &Path, version: &str) -> Result<Stream<File>> {
     let library = folder.join("module.so");
-    compile("module.c", &library, &["-shared", "-fPIC"])?;
+    compile("module.c", &library, LIBRARY)?;
     let stream = folder.join("module.bin");
     let mut workload = Workload::start(program, "module.lua", &[&library.to_string_lossy(), &ROUNDS.to_string()])?;
     let (pid, output) = (workload.pid().to_string(), stream.to_string_lossy());

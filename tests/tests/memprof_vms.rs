@@ -5,12 +5,11 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::allocations::{Allocations, Kind, Place, growth};
+use lj_trace_tests::programs::INSTALLED_LIBRARY;
 use lj_trace_tests::skips::skip_without;
 use lj_trace_tests::tracer::{Tracer, run};
 use lj_trace_tests::workload::Workload;
 
-/// The library with which the host makes its VMs.
-const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
 /// What the host's allocator refuses, and what its chunks try to get.
 const TOO_LARGE: u64 = 8 << 20;
 /// Lengths of the strings that mark the beginning and the end.
@@ -23,12 +22,12 @@ type Recorded = (HashMap<String, Allocations>, HashMap<String, i64>, String);
 
 /// Records the host, compiled with options, with options for lj-trace.
 fn record(options: &[&str], arguments: &[&str], more: &[&str]) -> Result<Option<Recorded>> {
-    if !Path::new(LIBRARY).exists() {
-        skip_without("luajit", &format!("there is no {LIBRARY}"));
+    if !Path::new(INSTALLED_LIBRARY).exists() {
+        skip_without("luajit", &format!("there is no {INSTALLED_LIBRARY}"));
         return Ok(None);
     }
     let folder = tempfile::tempdir()?;
-    let arguments: Vec<&str> = [LIBRARY].iter().chain(arguments).copied().collect();
+    let arguments: Vec<&str> = [INSTALLED_LIBRARY].iter().chain(arguments).copied().collect();
     let mut host = Workload::start_host_with(options, "vms.c", folder.path(), &arguments)?;
     let (pid, output) = (host.pid().to_string(), folder.path().join("vms.bin"));
     let arguments =
@@ -135,12 +134,12 @@ fn vms_with_a_perf_event_for_each_probe() -> Result<()> {
 
 #[test]
 fn an_allocator_in_memory_of_no_file_is_refused() -> Result<()> {
-    if !Path::new(LIBRARY).exists() {
-        skip_without("luajit", &format!("there is no {LIBRARY}"));
+    if !Path::new(INSTALLED_LIBRARY).exists() {
+        skip_without("luajit", &format!("there is no {INSTALLED_LIBRARY}"));
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
-    let host = Workload::start_host("vms.c", folder.path(), &[LIBRARY, "anonymous"])?;
+    let host = Workload::start_host("vms.c", folder.path(), &[INSTALLED_LIBRARY, "anonymous"])?;
     let pid = host.pid().to_string();
     let output = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
     let refused = run(["--pid", &pid, "--mode", "memprof", "--output", &output("m.bin")])?;

@@ -9,14 +9,11 @@ use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::allocations::{Allocations, Kind, Place};
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::patience;
-use lj_trace_tests::programs::folder as package_folder;
+use lj_trace_tests::programs::{INSTALLED_LIBRARY, LUAJIT_LIBRARY, folder as package_folder};
 use lj_trace_tests::skips;
 use lj_trace_tests::tracer::{Outcome, Tracer};
 use lj_trace_tests::windows;
 use lj_trace_tests::workload::Workload;
-
-/// The library with which the host makes its VMs.
-const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
 
 /// How long VMs are recorded after they were found.
 const RECORDED: Duration = Duration::from_millis(1500);
@@ -37,7 +34,7 @@ fn wait_for_streams(folder: &Path, count: usize) -> Result<()> {
 /// Records the host while it starts its VMs, with options, into `all.bin` and `all.txt` in `folder`, until some time after
 /// there are streams of so many VMs.
 fn record(folder: &Path, arguments: &[&str], options: &[&str], streams: usize) -> Result<Outcome> {
-    let arguments: Vec<&str> = [LIBRARY].iter().chain(arguments).copied().collect();
+    let arguments: Vec<&str> = [INSTALLED_LIBRARY].iter().chain(arguments).copied().collect();
     let mut host = Workload::start_host("newcomers.c", folder, &arguments)?;
     let [stream, text] = ["all.bin", "all.txt"].map(|name| folder.join(name).display().to_string());
     let pid = host.pid().to_string();
@@ -108,7 +105,7 @@ fn record_newcomers(options: &[&str]) -> Result<()> {
 #[test]
 fn a_vm_of_a_luajit_that_is_loaded_later_is_recorded() -> Result<()> {
     // OpenResty's fork, which is not that of the other VMs.
-    let other = package_folder("libluajit2-5.1-2").join("usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2");
+    let other = package_folder("libluajit2-5.1-2").join(LUAJIT_LIBRARY);
     if !other.exists() {
         skips::skip("this system has no second LuaJIT");
         return Ok(());

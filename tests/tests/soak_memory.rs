@@ -8,13 +8,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use lj_trace_tests::programs::INSTALLED_LIBRARY;
 use lj_trace_tests::slope::Slope;
 use lj_trace_tests::tracer::Tracer;
 use lj_trace_tests::usage;
 use lj_trace_tests::workload::Workload;
-
-/// The library with which the host makes its VMs.
-const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
 
 /// A sixth of a CPU, and for a CPU profile ten times as many samples as usual: tables fill in minutes that take hours otherwise.
 const PACE: [&str; 2] = ["25", "250"];
@@ -35,7 +33,7 @@ fn minutes() -> f64 {
 #[ignore = "takes hours: cargo xtask soak --churn cpu"]
 fn memory_is_flat() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let host = Workload::start_host("churn.c", folder.path(), &[LIBRARY, PACE[0], PACE[1]])?;
+    let host = Workload::start_host("churn.c", folder.path(), &[INSTALLED_LIBRARY, PACE[0], PACE[1]])?;
     let [stream, folded] = ["run.bin", "run.folded"].map(|name| folder.path().join(name).display().to_string());
     let pid = host.pid().to_string();
     // Streams of all allocations of hours are larger than disks.

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::code;
 use lj_trace_tests::hosts::lua;
 use lj_trace_tests::profiles::{Profiles, Profiling};
-use lj_trace_tests::programs::{LUAJIT, Program, folder as package_folder};
+use lj_trace_tests::programs::{LUAJIT, LUAJIT_LIBRARY, Program, folder as package_folder};
 use lj_trace_tests::tracer::{Tracer, exit_code};
 use lj_trace_tests::usage;
 use lj_trace_tests::workload::{SERVICE, Workload};
@@ -224,7 +224,7 @@ struct Late {
 impl Late {
     fn start() -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let library = package_folder("libluajit2-5.1-2").join("usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2");
+        let library = package_folder("libluajit2-5.1-2").join(LUAJIT_LIBRARY);
         let library = std::path::absolute(library)?;
         ensure!(library.exists(), "no {}: run `cargo xtask setup`", library.display());
         let workload = Workload::start_host("late.c", folder.path(), &[&library.to_string_lossy()])?;

@@ -85,7 +85,7 @@ fn of_library(name: &str, packages: &[&'static str], coroutines: &str, seed: &st
     command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")).arg("waits_libraries.lua");
     command.args([coroutines, &seconds.to_string(), seed, "1", "4", name]);
     command.env("LUA_PATH", within("share/lua/5.1/?.lua"));
-    command.env("LUA_CPATH", within("lib/x86_64-linux-gnu/lua/5.1/?.so"));
+    command.env("LUA_CPATH", within(&format!("lib/{}-linux-gnu/lua/5.1/?.so", std::env::consts::ARCH)));
     let (text, truth) = recorded_of(Workload::spawn(&mut command)?, seconds, &[])?;
     compare_callers("waits_libraries.lua", &text, &truth)?;
     let places = told(&text)?;

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 
 use crate::paths;
 use crate::run::run;
-use crate::toolchain::{BpfToolchain, HOST, Target, host_cargo, static_cargo};
+use crate::toolchain::{BpfToolchain, Target, host, host_cargo, static_cargo};
 
 /// The variable that names the compiled BPF programs for the agent's build script.
 pub const BPF_OBJECT: &str = "LJ_TRACE_BPF_OBJECT";
@@ -18,7 +18,7 @@ pub struct Options {
     /// Build the agent without optimization, as target/debug/lj-trace
     #[arg(long)]
     pub debug: bool,
-    /// Build for another kind of machine, as far as lj-trace works there: target/aarch64-unknown-linux-gnu/release/lj-trace
+    /// Build for another kind of machine: target/aarch64-unknown-linux-gnu/release/lj-trace
     #[arg(long, value_enum, conflicts_with = "bpf_log")]
     pub arch: Option<Target>,
     /// Have the BPF programs log what they do: `lj-trace record -vv` shows it
@@ -44,7 +44,7 @@ pub fn build(options: &Options) -> Result<PathBuf> {
             // Copied to where everybody looks for it. As a new file, because the old one may be running.
             let new = binary.with_extension("new");
             fs::create_dir_all(paths::target().join("release"))?;
-            fs::copy(built(&format!("{HOST}/release")), &new)?;
+            fs::copy(built(&format!("{}/release", host())), &new)?;
             fs::rename(new, &binary)?;
         }
         None => run(host_cargo("build")?.args(program).arg("--release").env(BPF_OBJECT, object))?,
@@ -59,7 +59,7 @@ pub fn build_bare_probes() -> Result<PathBuf> {
     let object = build_bpf(BpfPrograms::Bench, None)?;
     let example = ["--package", "lj-trace-probes", "--example", "bare_probes", "--release"];
     let (mut cargo, folder) = match static_cargo("build")? {
-        Some(cargo) => (cargo, paths::target().join(HOST)),
+        Some(cargo) => (cargo, paths::target().join(host())),
         None => (host_cargo("build")?, paths::target()),
     };
     run(cargo.args(example).env(BPF_OBJECT, object))?;

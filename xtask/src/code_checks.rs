@@ -4,15 +4,18 @@ use anyhow::{Result, bail};
 
 use crate::build;
 use crate::run::{at_leisure, output, run};
+use crate::test_binaries::linter;
 use crate::toolchain::{BpfToolchain, host_cargo};
 
-/// Checks lints and documentation of everything but the BPF programs, at the lowest priority, so that tests can run
-/// meanwhile.
+/// Checks the documentation of everything but the BPF programs, at the lowest priority, so that tests can run
+/// meanwhile; and the lints, if the build of the tests has not.
 ///
 /// # Errors
 /// There are warnings or errors.
 pub fn check_at_leisure() -> Result<()> {
-    output(&mut at_leisure(host_cargo("clippy")?.args(["--all-targets", "--", "-D", "warnings"])))?;
+    if linter().is_none() {
+        output(&mut at_leisure(host_cargo("clippy")?.args(["--all-targets", "--", "-D", "warnings"])))?;
+    }
     output(&mut at_leisure(host_cargo("doc")?.arg("--no-deps").env("RUSTDOCFLAGS", "-Dwarnings")))?;
     Ok(())
 }

@@ -6,6 +6,8 @@ mod bench;
 mod build;
 mod code_checks;
 mod consumers;
+mod debian_arm64;
+mod debian_compiler;
 mod demo;
 mod dist;
 mod docs;
@@ -69,7 +71,7 @@ enum Task {
     /// Let lj-trace come and go for long while nginx answers requests, and show what that does to it
     Soak(soak::Options),
     /// Test every LuaJIT there is, and write docs/matrix.md from the results
-    Matrix,
+    Matrix(matrix::Options),
     /// Record random programs whose every sample has one legal answer
     Oracle(oracle::Options),
     /// Measure what profiling costs
@@ -96,7 +98,7 @@ fn main() -> ExitCode {
         Task::Engines(options) => engines::engines(&options),
         Task::Fuzz(options) => fuzz::fuzz(&options),
         Task::Soak(options) => soak::soak(&options),
-        Task::Matrix => matrix::matrix(),
+        Task::Matrix(options) => matrix::matrix(&options),
         Task::Oracle(options) => oracle::oracle(&options),
         Task::Bench(options) => bench::bench(&options),
         Task::LayoutRow(options) => layouts::print_rows(&options),

@@ -8,6 +8,20 @@ use anyhow::Result;
 use crate::run::output;
 use crate::{apt, consumers, lupa, paths, servers};
 
+/// The path of a file in Debian's folder for libraries, as packages have it.
+macro_rules! library {
+    ($file:literal) => {
+        if cfg!(target_arch = "aarch64") {
+            concat!("usr/lib/aarch64-linux-gnu", $file)
+        } else {
+            concat!("usr/lib/x86_64-linux-gnu", $file)
+        }
+    };
+}
+
+/// Debian's LuaJIT as a library, as its package has it.
+pub const LUAJIT_LIBRARY: &str = library!("/libluajit-5.1.so.2");
+
 /// A real program.
 pub struct Program {
     /// Its name among the tests.
@@ -69,7 +83,7 @@ pub const UNPACKED: &[Program] = &[
     Program {
         name: "lua-cqueues",
         package: "lua-cqueues",
-        file: "usr/lib/x86_64-linux-gnu/lua/5.1/_cqueues.so",
+        file: library!("/lua/5.1/_cqueues.so"),
         beside: &[],
         needs: &[],
         scope: Scope::Tests,
@@ -85,7 +99,7 @@ pub const UNPACKED: &[Program] = &[
     Program {
         name: "lua-luv",
         package: "lua-luv",
-        file: "usr/lib/x86_64-linux-gnu/lua/5.1/luv.so",
+        file: library!("/lua/5.1/luv.so"),
         beside: &[],
         needs: &[],
         scope: Scope::Tests,

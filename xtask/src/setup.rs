@@ -87,9 +87,6 @@ pub fn setup_for(scope: Scope) -> Result<()> {
     plan.carry_out(&missing)
 }
 
-/// Debian's LuaJIT as a library.
-const LUAJIT_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
-
 /// The missing parts.
 struct Missing {
     bpf_compiler: bool,
@@ -114,7 +111,7 @@ impl Missing {
         ];
         let packages = commands.iter().filter(|(command, _)| paths::find_command(command).is_none());
         // A host program of the tests creates VMs of its own with the library.
-        let library = (!Path::new(LUAJIT_LIBRARY).exists()).then_some("libluajit-5.1-2");
+        let library = (!Path::new("/").join(programs::LUAJIT_LIBRARY).exists()).then_some("libluajit-5.1-2");
         Self {
             bpf_compiler: BpfCompiler::find().is_none(),
             bpf_linker: BpfToolchain::find().is_none(),

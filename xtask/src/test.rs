@@ -11,6 +11,7 @@ use crate::packages::{self, END_TO_END};
 use crate::programs::Scope;
 use crate::run::{is_root, run};
 use crate::skips::Skips;
+use crate::test_binaries::Built;
 use crate::toolchain::{Target, host_cargo};
 use crate::{aarch64, build, code_checks, consumers, dist, kernel, programs, setup, test_binaries, variants};
 
@@ -25,6 +26,9 @@ pub struct Options {
     /// Run the end-to-end tests of what works on another kind of machine there, in an emulated one
     #[arg(long, value_enum, conflicts_with = "package")]
     arch: Option<Target>,
+    /// The kind of machine to emulate
+    #[arg(long, value_enum, default_value_t, requires = "arch")]
+    kind: aarch64::Kind,
     #[command(flatten)]
     kernel: kernel::KernelOptions,
 }
@@ -32,7 +36,7 @@ pub struct Options {
 /// Runs all checks and tests, even if one fails, and prints a verdict on each.
 pub fn test(options: &Options) -> Result<()> {
     if let Some(Target::Aarch64) = options.arch {
-        return aarch64::test(options.filter.as_deref(), options.kernel.minutes);
+        return aarch64::test(options.kind, options.filter.as_deref(), options.kernel.minutes);
     }
     if let Some(kernel) = options.kernel.kernel() {
         return kernel::test(&options.kernel, kernel, options.filter.as_deref());
@@ -63,13 +67,19 @@ pub fn test(options: &Options) -> Result<()> {
         // Some of the end-to-end tests use the agent's library, including the BPF programs.
         command.env(build::BPF_OBJECT, build::bpf_object());
     };
-    let mut binaries = Vec::new();
+    let mut built = Built::default();
     steps.check("building the tests", || {
         let filter = options.filter.as_deref();
-        binaries =
-            test_binaries::build(&packages, filter, |cargo| _ = cargo.env(build::BPF_OBJECT, build::bpf_object()))?;
+        built = test_binaries::build(&packages, filter, |cargo| _ = cargo.env(build::BPF_OBJECT, build::bpf_object()))?;
         Ok(())
     });
+    let Built { binaries, warnings } = built;
+    if is_whole && test_binaries::linter().is_some() {
+        steps.check("lints", || match warnings {
+            0 => Ok(()),
+            _ => bail!("{warnings} warnings"),
+        });
+    }
     let (end_to_end, unit): (Vec<_>, Vec<_>) = binaries.iter().partition(|binary| binary.is_end_to_end());
     let [(unit, unit_alone), (end_to_end, end_to_end_alone)] = [unit, end_to_end].map(test_binaries::by_company);
     if !unit.is_empty() {
@@ -106,7 +116,7 @@ pub fn test(options: &Options) -> Result<()> {
         if !is_root() {
             bail!("they attach to other processes: run `cargo xtask test` as root");
         }
-        variants::build_for(Scope::Tests)?;
+        variants::build_for(Scope::Tests, None)?;
         test_binaries::run_shared(&end_to_end, &prepare_end_to_end)
     });
     if let Some(beside) = beside {
@@ -116,7 +126,7 @@ pub fn test(options: &Options) -> Result<()> {
             (packages, code) = beside.join().map_err(|_| anyhow!("it panicked"))?;
             packages
         });
-        steps.check("lints and documentation", || code);
+        steps.check("documentation", || code);
     }
     if !end_to_end_alone.is_empty() && is_root() {
         steps.check("end-to-end tests that measure", || {

@@ -11,6 +11,7 @@ use std::{iter, thread};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
+use crate::paths;
 use crate::run::{at_leisure, output, run};
 use crate::toolchain::host_cargo;
 
@@ -141,34 +142,55 @@ fn by_file<'a>(tests: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, Vec<&'
     files
 }
 
-/// Builds the tests of these packages that have `filter` in their names.
+/// What was built.
+#[derive(Default)]
+pub struct Built {
+    /// The tests.
+    pub binaries: Vec<TestBinary>,
+    /// How many warnings there were.
+    pub warnings: usize,
+}
+
+/// Builds the tests of these packages that have `filter` in their names. The lints of [`linter`] are checked meanwhile.
 ///
 /// # Errors
 /// One of them does not compile.
-pub fn build(packages: &[String], filter: Option<&str>, prepare: impl Fn(&mut Command)) -> Result<Vec<TestBinary>> {
-    let built = build_with(host_cargo("test")?, packages, prepare)?;
-    let mut binaries = built.into_iter().map(|binary| binary.filtered(filter)).collect::<Result<Vec<_>>>()?.concat();
+pub fn build(packages: &[String], filter: Option<&str>, prepare: impl Fn(&mut Command)) -> Result<Built> {
+    let mut cargo = host_cargo("test")?;
+    if let Some(linter) = linter() {
+        cargo.env("RUSTC_WORKSPACE_WRAPPER", linter);
+    }
+    let Built { binaries, warnings } = build_with(cargo, packages, prepare)?;
+    let mut binaries = binaries.into_iter().map(|binary| binary.filtered(filter)).collect::<Result<Vec<_>>>()?.concat();
     binaries.sort_by(|one, other| (&one.folder, &one.name).cmp(&(&other.folder, &other.name)));
-    Ok(binaries)
+    Ok(Built { binaries, warnings })
+}
+
+/// The compiler that also checks clippy's lints: so nothing is compiled once more for them. [`None`] if there is none for
+/// the compiler in use.
+pub fn linter() -> Option<PathBuf> {
+    if std::env::var_os("RUSTC").is_some() { None } else { paths::find_command("clippy-driver") }
 }
 
 /// The same with this `cargo test`; each file has all of its tests.
 ///
 /// # Errors
 /// As [`build`].
-pub fn build_with(mut cargo: Command, packages: &[String], prepare: impl Fn(&mut Command)) -> Result<Vec<TestBinary>> {
-    cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
+pub fn build_with(mut cargo: Command, packages: &[String], prepare: impl Fn(&mut Command)) -> Result<Built> {
+    cargo.args(["--no-run", "--message-format=json"]);
     cargo.args(packages.iter().flat_map(|package| ["--package", package]));
     prepare(&mut cargo);
     // The build of lj-trace runs beside it. It has long stretches for one CPU, and all tests wait for it.
     let mut cargo = at_leisure(&cargo);
     let built = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("cannot run cargo")?;
+    let lines = built.stdout.split(|byte| *byte == b'\n');
+    let messages: Vec<Value> = lines.filter_map(|line| serde_json::from_slice(line).ok()).collect();
+    let shown = messages.iter().filter_map(|message| message["message"]["rendered"].as_str());
+    let warnings = shown.inspect(|text| eprint!("{text}")).count();
     if !built.status.success() {
         bail!("the tests cannot be built: {}", built.status);
     }
-    let lines = built.stdout.split(|byte| *byte == b'\n');
-    let artifacts = lines.filter_map(|line| serde_json::from_slice(line).ok());
-    Ok(artifacts.filter_map(|artifact: Value| TestBinary::of_artifact(&artifact)).collect())
+    Ok(Built { binaries: messages.iter().filter_map(TestBinary::of_artifact).collect(), warnings })
 }
 
 /// Splits the tests into those that may run beside others and those that need the machine to themselves.

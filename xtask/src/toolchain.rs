@@ -2,15 +2,15 @@
 //! compiler for BPF. All workarounds for compiler versions are in this file.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use crate::build::BPF_OBJECT;
 use crate::run::{output, run};
-use crate::{apt, paths};
+use crate::{apt, debian_compiler, paths};
 
 /// The version of bpf-linker to build if none is found.
 pub const BPF_LINKER_VERSION: &str = "0.13.0";
@@ -27,10 +27,15 @@ const AYA_FEATURE: &str = "-Zcrate-attr=feature(result_option_map_or_default)";
 /// # Errors
 /// If there is no compiler, or its version cannot be read.
 pub fn host_cargo(subcommand: &str) -> Result<Command> {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let command = |variable: &str, otherwise: &str| env::var_os(variable).unwrap_or_else(|| otherwise.into());
+    cargo_with(&command("CARGO", "cargo"), &command("RUSTC", "rustc"), subcommand)
+}
+
+/// The same with this cargo, which uses this compiler.
+fn cargo_with(cargo: &OsStr, rustc: &OsStr, subcommand: &str) -> Result<Command> {
+    let mut command = Command::new(cargo);
     command.current_dir(paths::root()).arg(subcommand);
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    if compiler_release(&rustc)? < AYA_NEEDS {
+    if compiler_release(rustc)? < AYA_NEEDS {
         let mut flags = env::var("RUSTFLAGS").unwrap_or_default();
         // The caller may have set it already: twice is an error.
         if !flags.contains(AYA_FEATURE) {
@@ -43,7 +48,9 @@ pub fn host_cargo(subcommand: &str) -> Result<Command> {
 
 /// The host, as cargo names it. Without an explicit target, a static build would also make the procedural macros
 /// static, which does not work.
-pub const HOST: &str = "x86_64-unknown-linux-gnu";
+pub fn host() -> String {
+    format!("{}-unknown-linux-gnu", env::consts::ARCH)
+}
 
 /// A `cargo SUBCOMMAND` for a binary that needs no shared library, and so runs with any libc; [`None`] if the C library
 /// cannot be linked statically.
@@ -53,12 +60,12 @@ pub const HOST: &str = "x86_64-unknown-linux-gnu";
 pub fn static_cargo(subcommand: &str) -> Result<Option<Command>> {
     // It prints a path if the file exists.
     let library = output(Command::new("cc").arg("-print-file-name=libc.a")).unwrap_or_default();
-    if !Path::new(library.trim()).is_absolute() || env::consts::ARCH != "x86_64" {
+    if !Path::new(library.trim()).is_absolute() {
         return Ok(None);
     }
     let mut command = host_cargo(subcommand)?;
     let flags = format!("{} -Ctarget-feature=+crt-static", flags(&command));
-    command.args(["--target", HOST]).env("RUSTFLAGS", flags.trim_start());
+    command.args(["--target", &host()]).env("RUSTFLAGS", flags.trim_start());
     Ok(Some(command))
 }
 
@@ -96,18 +103,26 @@ impl Target {
     /// # Errors
     /// It is not available.
     pub fn install(self) -> Result<()> {
-        let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-        let sysroot = output(Command::new(&rustc).args(["--print", "sysroot"]).current_dir(paths::root()))?;
-        if !Path::new(sysroot.trim()).join("lib/rustlib").join(self.name()).is_dir() {
-            if paths::find_command("rustup").is_none() {
-                bail!("{} has no library for {}: use one of rustup", rustc.display(), self.name());
-            }
-            run(Command::new("rustup").args(["target", "add", self.name()]).current_dir(paths::root()))?;
+        if !self.has_library()? && debian_compiler::compiler().is_none() {
+            let mut add = Command::new("rustup");
+            let added = run(add.args(["target", "add", self.name()]).current_dir(paths::root()));
+            // Not everybody has rustup, and not every mirror of it has other targets.
+            added.or_else(|error| {
+                eprintln!("{error:#}: trying Debian's compiler");
+                debian_compiler::set_up().with_context(|| format!("no library for {}", self.name()))
+            })?;
         }
         if paths::find_command(self.cc()).is_none() {
             apt::install(&self.packages().map(str::to_owned))?;
         }
         Ok(())
+    }
+
+    /// Whether the compiler in use has a library for it.
+    fn has_library(self) -> Result<bool> {
+        let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+        let sysroot = output(Command::new(&rustc).args(["--print", "sysroot"]).current_dir(paths::root()))?;
+        Ok(Path::new(sysroot.trim()).join("lib/rustlib").join(self.name()).is_dir())
     }
 
     /// The same for programs that an emulated processor runs. Only the hot parts are optimized, because optimizing
@@ -126,7 +141,14 @@ impl Target {
     /// # Errors
     /// As [`host_cargo`].
     pub fn cargo(self, subcommand: &str) -> Result<Command> {
-        let mut command = host_cargo(subcommand)?;
+        let mut command = match debian_compiler::compiler() {
+            Some(rustc) if !self.has_library()? => {
+                let mut command = cargo_with(debian_compiler::CARGO.as_ref(), rustc.as_os_str(), subcommand)?;
+                command.env("RUSTC", rustc).env_remove("RUSTUP_TOOLCHAIN");
+                command
+            }
+            _ => host_cargo(subcommand)?,
+        };
         let flags = format!("{} -Ctarget-feature=+crt-static", flags(&command));
         let name = self.name().replace('-', "_");
         command.args(["--target", self.name()]).env("RUSTFLAGS", flags.trim_start());
@@ -149,7 +171,7 @@ const HOT: [&str; 7] = [
 
 /// The compiler flags in a command's environment.
 fn flags(command: &Command) -> String {
-    let set = |(key, value): (&std::ffi::OsStr, Option<&std::ffi::OsStr>)| {
+    let set = |(key, value): (&OsStr, Option<&OsStr>)| {
         (key == "RUSTFLAGS").then(|| value.unwrap_or_default().to_string_lossy().into_owned())
     };
     command.get_envs().find_map(set).or_else(|| env::var("RUSTFLAGS").ok()).unwrap_or_default()
@@ -277,7 +299,7 @@ fn has_core_sources(sysroot: &Path) -> bool {
 }
 
 /// The N of a compiler's version 1.N.
-fn compiler_release(rustc: impl AsRef<std::ffi::OsStr>) -> Result<u32> {
+fn compiler_release(rustc: impl AsRef<OsStr>) -> Result<u32> {
     let text = output(Command::new(rustc).arg("--version"))?;
     parse_release(&text).with_context(|| format!("no version in `rustc --version`: {text}"))
 }

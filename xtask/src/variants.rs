@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result};
 use crate::paths;
 use crate::programs::Scope;
 use crate::run::run;
+use crate::toolchain::Target;
 
 /// A variant.
 struct Variant {
@@ -22,13 +23,16 @@ struct Variant {
     scope: Scope,
 }
 
+/// Only x86-64 has it.
+const NO_GC64: &str = "-DLUAJIT_DISABLE_GC64";
+
 const fn option(name: &'static str, cflags: &'static str) -> Variant {
     Variant { name, cflags, rustflags: "", scope: Scope::Matrix }
 }
 
 const VARIANTS: [Variant; 13] = [
     Variant { name: "defaults", cflags: "", rustflags: "", scope: Scope::Tests },
-    option("gc64-off", "-DLUAJIT_DISABLE_GC64"),
+    option("gc64-off", NO_GC64),
     option("jit-off", "-DLUAJIT_DISABLE_JIT"),
     option("ffi-off", "-DLUAJIT_DISABLE_FFI"),
     option("sysmalloc", "-DLUAJIT_USE_SYSMALLOC"),
@@ -48,30 +52,43 @@ const VARIANTS: [Variant; 13] = [
     Variant { name: "stripped", cflags: "", rustflags: "-Cstrip=symbols", scope: Scope::Matrix },
 ];
 
-fn folder() -> PathBuf {
-    paths::target().join("hosts")
+fn folder(target: Option<Target>) -> PathBuf {
+    target.map_or_else(paths::target, |target| paths::target().join(target.name())).join("hosts")
 }
 
-/// Builds the missing variants; each takes half a minute.
-pub fn build_for(scope: Scope) -> Result<()> {
-    VARIANTS.iter().filter(|variant| variant.scope <= scope).try_for_each(Variant::build)
+/// Builds the missing variants, for this machine or another; each takes half a minute. Returns the folder with them.
+pub fn build_for(scope: Scope, target: Option<Target>) -> Result<PathBuf> {
+    let runs = |variant: &&Variant| target.is_none() || variant.cflags != NO_GC64;
+    VARIANTS
+        .iter()
+        .filter(|variant| variant.scope <= scope)
+        .filter(runs)
+        .try_for_each(|variant| variant.build(target))?;
+    Ok(folder(target))
 }
 
 impl Variant {
-    fn build(&self) -> Result<()> {
-        let program = folder().join(self.name);
+    fn build(&self, target: Option<Target>) -> Result<()> {
+        let program = folder(target).join(self.name);
         if program.is_file() {
             return Ok(());
         }
         eprintln!("building LuaJIT inside a host program, variant {}", self.name);
         let jobs = available_parallelism().map_or(1, usize::from);
-        let built = folder().join("build");
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["build", "--quiet", "--release", "--locked", "--manifest-path"]);
+        let built = folder(target).join("build");
+        let mut cargo = match target {
+            Some(target) => target.cargo("build")?,
+            None => {
+                let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+                cargo.arg("build").env_remove("RUSTC_BOOTSTRAP");
+                cargo
+            }
+        };
+        cargo.args(["--quiet", "--release", "--locked", "--manifest-path"]);
         cargo.arg(paths::root().join("tests/hosts/luajit-src/Cargo.toml")).arg("--target-dir").arg(&built);
         cargo.env("CFLAGS", self.cflags).env("RUSTFLAGS", self.rustflags).env("MAKEFLAGS", format!("-j{jobs}"));
-        run(cargo.env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("RUSTC_BOOTSTRAP"))?;
-        let host = built.join("release/luajit-host");
+        run(cargo.env_remove("CARGO_ENCODED_RUSTFLAGS"))?;
+        let host = target.map_or_else(|| built.clone(), |target| built.join(target.name())).join("release/luajit-host");
         std::fs::rename(&host, &program).with_context(|| format!("cannot put {} into place", program.display()))
     }
 }

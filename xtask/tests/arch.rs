@@ -40,7 +40,7 @@ fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
             if !matches!(name.as_str(), "target" | "tests" | "examples" | "fuzz") && !name.starts_with('.') {
                 sources(&path, into);
             }
-        } else if name.ends_with(".rs") && name != "tests.rs" {
+        } else if name.ends_with(".rs") && !matches!(name.as_str(), "tests.rs" | "tests_aarch64.rs") {
             into.push(path);
         }
     }

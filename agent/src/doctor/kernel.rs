@@ -4,7 +4,6 @@ use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 use lj_trace_probes::calibrate;
 use lj_trace_probes::mechanism::Mechanism;
-use lj_trace_probes::object::{ALL_WORK, NoBpfPrograms, check_cpu_time};
 use lj_trace_probes::perf_event::{self, Clock};
 use lj_trace_probes::programs::{ProbeError, Programs, Wanted};
 use lj_trace_probes::session;
@@ -30,14 +29,8 @@ pub fn checks() -> Vec<Check> {
         return checks;
     }
     checks.extend([bpf_loop(), uprobe_multi(), uprobe_session(), clock()]);
-    if check_cpu_time().is_err() {
-        return checks;
-    }
     let nothing = Wanted::nothing();
     checks.push(programs("BPF sampler", Wanted { cpu: true, ..nothing }, Purpose::Sysprof));
-    if !ALL_WORK {
-        return checks;
-    }
     checks.push(waits_for_events());
     checks.push(programs("BPF allocation probes", Wanted { memory: true, ..nothing }, Purpose::Memprof));
     checks
@@ -50,15 +43,10 @@ fn check(name: &str, verdict: Verdict, found: impl Into<String>) -> Check {
 fn version() -> Check {
     let release = read("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned());
     let found = format!("Linux {release} on {}", std::env::consts::ARCH);
-    if ALL_WORK {
-        return check("kernel", Verdict::Ok, found);
+    match std::env::consts::ARCH {
+        "x86_64" => check("kernel", Verdict::Ok, found),
+        _ => check("kernel", Verdict::Note, format!("{found}: there, lj-trace was tried in emulated machines only")),
     }
-    if let Err(reason) = check_cpu_time() {
-        let found = format!("{found}: {reason}");
-        return check("kernel", Verdict::Problem, found).fix("record on an x86-64 machine").affects(&BOTH);
-    }
-    let found = format!("{found}: {}", NoBpfPrograms::OnlyCpuTime);
-    check("kernel", Verdict::Problem, found).fix("record memory on an x86-64 machine").affects(&[Purpose::Memprof])
 }
 
 fn btf() -> Check {
@@ -209,6 +197,9 @@ fn programs(name: &str, wanted: Wanted, mode: Purpose) -> Check {
     let fix = match &error {
         ProbeError::Object(_) => "build lj-trace with `cargo xtask build`",
         ProbeError::NotPermitted { .. } => "run as root, or give lj-trace CAP_BPF and CAP_PERFMON",
+        ProbeError::GaveUp(_) => {
+            "report this, with the output of `uname -r`, and use an older kernel until it is mended"
+        }
         _ => "run Linux 5.17 or later; if this is one, please report this",
     };
     let mut check = check(name, Verdict::Problem, error.to_string()).fix(fix).affects(&[mode]);

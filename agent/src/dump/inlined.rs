@@ -31,7 +31,7 @@ impl Inlined<'_> {
         let top = lua.top?;
         let mut header = SampleHeader {
             thread: snapshot.coroutine.thread,
-            thread_base: top.thread_base,
+            thread_base: snapshot.base,
             cframe: snapshot.cframe,
             jit_base: top.jit_base,
             flags: top.flags,

@@ -187,7 +187,7 @@ impl StackSnapshot {
         let header = SampleHeader {
             registers,
             thread: coroutine.thread,
-            thread_base: top.thread_base,
+            thread_base: snapshot.base,
             lua_stack: coroutine.stack,
             lua_stack_end: coroutine.stack_end,
             cframe: snapshot.cframe,

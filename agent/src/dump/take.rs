@@ -9,7 +9,6 @@ use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::status::VmSummary;
 use lj_trace_luajit::trace::Traces;
 use lj_trace_luajit::{Vm, VmStatus, heap};
-use lj_trace_probes::object::check_cpu_time;
 use lj_trace_process::{Process, ProcessMemory, TargetError};
 use lj_trace_unwind::Unwinder;
 
@@ -106,9 +105,7 @@ pub fn take(
     if let Precision::Samples(options) = precision {
         let runs = |thread: &&ThreadDump| thread.state == "running" || thread.in_motion;
         let wanted: Vec<u32> = threads.iter().filter(runs).map(|thread| thread.tid).collect();
-        if let Err(reason) = check_cpu_time() {
-            no_samples = Some(reason.to_string());
-        } else if !wanted.is_empty() {
+        if !wanted.is_empty() {
             match sampled::sample(process, vms, options, &wanted) {
                 Ok(samples) => taking.samples = samples,
                 Err(error) => no_samples = Some(error.message),

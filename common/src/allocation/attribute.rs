@@ -9,15 +9,17 @@
 
 use core::mem::MaybeUninit;
 
+use super::call_site::CallingPlace;
 use super::event::{AllocationEvent, AllocationSource};
 use super::known::{KnownObjects, NoFunction, locate};
 use super::on_trace::{self, TraceRoom};
+use crate::arch::STATE_NAMES_TRACE;
 use crate::event::RecordKind;
 use crate::frame::{CFRAME_FLAGS, gct_offset, read_frame};
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout, VmStates, gct};
 use crate::memory::{Pod, ReadMemory, Unreadable, zeroed};
-use crate::vm::{VmConfig, VmState, WINDOW};
+use crate::vm::{VmConfig, VmState, WINDOW, jit_base};
 
 /// Working memory to find out who allocates: the stack of a BPF program is too small for it.
 #[repr(C)]
@@ -31,6 +33,8 @@ pub struct AttributionRoom {
     cframe: u64,
     /// The raw `vmstate`.
     vmstate: i64,
+    /// The call of the allocator; set only where the VM's state does not name the running trace.
+    call: CallingPlace,
     /// Room to read the heads of functions, prototypes and traces that were not known.
     head: Head,
     trace: TraceRoom,
@@ -39,17 +43,34 @@ pub struct AttributionRoom {
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
 unsafe impl Pod for AttributionRoom {}
 
-const _: () = assert!(size_of::<AttributionRoom>() == 4 * 8 + size_of::<Head>() + size_of::<TraceRoom>());
+const _: () = assert!(
+    size_of::<AttributionRoom>() == 4 * 8 + size_of::<CallingPlace>() + size_of::<Head>() + size_of::<TraceRoom>()
+);
 
 impl AttributionRoom {
     /// Empty working memory.
-    pub const EMPTY: Self =
-        Self { thread: 0, base: 0, cframe: 0, vmstate: 0, head: Head::EMPTY, trace: TraceRoom::EMPTY };
+    pub const EMPTY: Self = Self {
+        thread: 0,
+        base: 0,
+        cframe: 0,
+        vmstate: 0,
+        call: CallingPlace::NONE,
+        head: Head::EMPTY,
+        trace: TraceRoom::EMPTY,
+    };
 
     /// Sets the coroutine that allocates, for VMs whose `global_State` does not name it; 0 if it is not known.
     #[inline(always)]
     pub fn note_thread(&mut self, thread: u64) {
         self.thread = thread;
+    }
+
+    /// Sets the place that calls the allocator, where the VM's state does not name the running trace.
+    #[inline(always)]
+    pub fn note_call(&mut self, call: CallingPlace) {
+        if !STATE_NAMES_TRACE {
+            self.call = call;
+        }
     }
 
     /// The coroutine that allocates, once [`attribute`] has looked; 0 if it is not known.
@@ -122,6 +143,8 @@ pub fn attribute(
     let raw = room.vmstate as i32;
     let states = vm.layout.states();
     match VmState::from_raw(states, raw) {
+        // While `lua_newstate` makes a VM, its state is 0, too.
+        VmState::Trace if raw == 0 && (STATE_NAMES_TRACE || jit_base(memory, vm) == Ok(0)) => {}
         VmState::Trace => trace(memory, vm, objects, room, event),
         // Upstream builds use this state for all Lua code, Tarantool's builds only between functions.
         VmState::Interp if states == VmStates::Tarantool => {}
@@ -140,8 +163,8 @@ pub fn attribute(
     }
 }
 
-/// A separate function for the same reason as [`read_state`].
-#[inline(never)]
+/// The trace that runs.
+#[inline(always)]
 fn trace(
     memory: &impl ReadMemory,
     vm: &VmConfig,
@@ -149,8 +172,48 @@ fn trace(
     room: &mut AttributionRoom,
     event: &mut AllocationEvent,
 ) {
-    let AttributionRoom { thread, vmstate, head, trace, .. } = room;
-    on_trace::note(memory, vm, objects, (trace, head), (*thread, *vmstate as u32), event);
+    if !STATE_NAMES_TRACE {
+        leave_c(memory, objects, room);
+        // The number is at first that of the last search for this place in a trace.
+        find_number(memory, vm, objects, room, false);
+        if trace_with_number(memory, vm, objects, room, event) {
+            return;
+        }
+        find_number(memory, vm, objects, room, true);
+    }
+    trace_with_number(memory, vm, objects, room, event);
+}
+
+/// Finds the place in a trace from which the allocator is called. A separate function for the same reason as
+/// [`read_state`], as are the following ones.
+#[inline(never)]
+fn leave_c(memory: &impl ReadMemory, objects: &impl KnownObjects, room: &mut AttributionRoom) {
+    room.call = room.call.leave_c(memory, objects);
+}
+
+/// Finds the number of the trace that has this place.
+#[inline(never)]
+fn find_number(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    objects: &mut impl KnownObjects,
+    room: &mut AttributionRoom,
+    searches: bool,
+) {
+    room.vmstate = i64::from(objects.trace_around(memory, vm, room.call.return_address, searches));
+}
+
+/// Notes the trace with the number in the VM's state. Returns whether its place is known.
+#[inline(never)]
+fn trace_with_number(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    objects: &mut impl KnownObjects,
+    room: &mut AttributionRoom,
+    event: &mut AllocationEvent,
+) -> bool {
+    let AttributionRoom { thread, vmstate, call, head, trace, .. } = room;
+    on_trace::note(memory, vm, objects, (trace, head), (*thread, *vmstate as u32, *call), event)
 }
 
 /// No function is known that the allocation could be attributed to.

@@ -215,9 +215,9 @@ pub struct PendingAllocation {
     pub event: AllocationEvent,
     /// Working memory that was used to find out who made the call.
     pub room: AttributionRoom,
-    /// Address of the stack slot with the return address, where the kernel has put the address of its trampoline.
-    pub return_slot: u64,
-    /// The original return address.
+    /// The stack pointer at the beginning of the call.
+    pub stack_pointer: u64,
+    /// The original return address, which the kernel has replaced by that of its trampoline.
     pub return_address: u64,
     /// The data pointer of the call (`ud`), if the call may be for a new VM.
     pub user_data: u64,
@@ -256,7 +256,7 @@ impl PendingAllocation {
         owner: 0,
         event: AllocationEvent::EMPTY,
         room: AttributionRoom::EMPTY,
-        return_slot: 0,
+        stack_pointer: 0,
         return_address: 0,
         user_data: 0,
         template: 0,

@@ -5,6 +5,7 @@
 //!
 //! [`memprof_write_lfunc`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_memprof.c#L57-L87
 
+use super::call_site::CallSite;
 use super::event::{AllocationEvent, NAMELESS};
 use super::on_trace::RememberedTrace;
 use crate::event::{NO_POSITION, RecordKind};
@@ -13,6 +14,7 @@ use crate::head::Head;
 use crate::layout::VmLayout;
 use crate::memory::{Pod, ReadMemory, Unreadable, clear};
 use crate::trace::TraceIdentity;
+use crate::vm::VmConfig;
 
 /// How many functions of a VM are remembered; also how many prototypes, and how many traces. A power of two.
 pub const KNOWN_OBJECTS: u32 = 1024;
@@ -87,6 +89,20 @@ pub trait KnownObjects {
 
     /// The entry for `trace`, shared in the same way.
     fn trace(&mut self, trace: u64) -> Option<&mut RememberedTrace>;
+
+    /// The call in LuaJIT's C code that returns to this address, where user space has told about such calls.
+    #[inline(always)]
+    fn call_site(&self, _return_address: u64) -> Option<CallSite> {
+        None
+    }
+
+    /// The number of the trace that has this return address in its machine code; 0 for none. Where the VM's state does
+    /// not name the running trace, this finds it. If `searches`, all traces are looked at; otherwise the result is that
+    /// of the last search for this address, and may be out of date.
+    #[inline(always)]
+    fn trace_around(&mut self, _memory: &impl ReadMemory, _vm: &VmConfig, _address: u64, _searches: bool) -> u32 {
+        0
+    }
 
     /// Announces a trace that later events refer to by its number, with the line at which it starts. Returns whether
     /// that succeeded.

@@ -1,6 +1,7 @@
 //! What a VM allocates: one record for each call of its allocator, with the function or trace that caused it.
 
 mod attribute;
+pub mod call_site;
 pub mod event;
 pub mod known;
 pub mod on_trace;

@@ -1,8 +1,9 @@
 //! Which trace allocates, and where in its machine code: from that place, user space finds the line of Lua.
 
+use super::call_site::CallingPlace;
 use super::event::{AllocationEvent, AllocationSource};
 use super::known::{KnownObjects, line_at};
-use crate::arch::trace_return_slot;
+use crate::arch::{STATE_NAMES_TRACE, return_address_below, trace_stack_pointer};
 use crate::frame::CFRAME_FLAGS;
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout};
@@ -31,6 +32,19 @@ pub struct RememberedTrace {
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
 unsafe impl Pod for RememberedTrace {}
 
+/// The trace that was found to have a return address in its machine code.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallingTrace {
+    /// The return address; 0 if nothing is known.
+    pub return_address: u64,
+    /// The number of the trace.
+    pub number: u64,
+}
+
+// SAFETY: as the one above.
+unsafe impl Pod for CallingTrace {}
+
 /// Working memory to find out which trace allocates.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,6 +58,7 @@ unsafe impl Pod for TraceRoom {}
 
 const _: () = {
     assert!(size_of::<RememberedTrace>() == 2 * 8 + 4 * 4);
+    assert!(size_of::<CallingTrace>() == 2 * 8);
     assert!(size_of::<TraceRoom>() == size_of::<TracesPlace>() + size_of::<RunningTrace>());
 };
 
@@ -71,27 +86,46 @@ impl TraceRoom {
 
 /// Notes that the trace with this number allocates in `thread`, and where in the trace; if that is not known, only the
 /// number is noted. The trace was announced before: after a flush, another trace may have its number.
+///
+/// Where the VM's state does not name the trace, the number is that of the trace around the place that has called the
+/// allocator, or C code that has called it, and if this is not certain, nothing is noted but that there is a trace.
+///
+/// Returns whether the place is known.
 #[inline(always)]
 pub fn note(
     memory: &impl ReadMemory,
     vm: &VmConfig,
     objects: &mut impl KnownObjects,
     (room, head): (&mut TraceRoom, &mut Head),
-    (thread, number): (u64, u32),
+    (thread, number, call): (u64, u32, CallingPlace),
     event: &mut AllocationEvent,
-) {
+) -> bool {
     event.source = AllocationSource::LostTrace as u8;
-    event.place = u64::from(number);
+    event.place = if STATE_NAMES_TRACE { u64::from(number) } else { 0 };
     // If the trace cannot be read, it stays unknown.
-    if let Ok(trace) = address_of(memory, vm, number)
-        && trace != 0
-        && is_named(memory, vm, objects, room, head, trace, number)
-    {
-        event.source = AllocationSource::Trace as u8;
-        if let Some(known) = objects.trace(trace) {
-            let _ = locate(memory, &vm.layout, known, thread, event);
-        }
+    let Ok(trace) = address_of(memory, vm, number) else { return false };
+    if trace == 0 || !is_named(memory, vm, objects, room, head, trace, number) {
+        return false;
     }
+    let Some(known) = objects.trace(trace) else { return false };
+    if STATE_NAMES_TRACE {
+        event.source = AllocationSource::Trace as u8;
+    }
+    let Ok(stack_pointer) = stack_pointer(memory, &vm.layout, known, thread) else { return false };
+    let return_address = if STATE_NAMES_TRACE {
+        return_address_below(memory, stack_pointer)
+    } else if stack_pointer == call.stack_pointer {
+        Ok(call.return_address)
+    } else {
+        // Another address on the stack may look like one in a trace, but not right where the trace's part ends.
+        Err(Unreadable)
+    };
+    let is_known = return_address.is_ok_and(|return_address| known.locate(return_address, event));
+    if is_known && !STATE_NAMES_TRACE {
+        event.source = AllocationSource::Trace as u8;
+        event.place |= u64::from(number);
+    }
+    is_known
 }
 
 /// The address of the trace that has this number now; 0 for none.
@@ -160,26 +194,34 @@ fn read_trace(
     traces.running(memory, &vm.layout, number, (running, head))
 }
 
-/// Notes the return address of the trace's call of the allocator, as an offset in the trace's machine code.
+/// The stack pointer of a trace that runs in `thread`.
 #[inline(always)]
-fn locate(
+fn stack_pointer(
     memory: &impl ReadMemory,
     layout: &VmLayout,
     known: &RememberedTrace,
     thread: u64,
-    event: &mut AllocationEvent,
-) -> Result<(), Unreadable> {
+) -> Result<u64, Unreadable> {
     if thread == 0 {
-        return Ok(());
+        return Err(Unreadable);
     }
     let cframe = memory.read::<u64>(thread.wrapping_add(u64::from(layout.l_cframe)))? & !CFRAME_FLAGS;
-    let slot = trace_return_slot(cframe, known.spadjust);
-    let offset = memory.read::<u64>(slot)?.wrapping_sub(known.mcode);
-    if offset != 0 && offset <= u64::from(known.size) {
-        event.place |= known.mcode << 16;
-        event.line = offset as u32;
+    Ok(trace_stack_pointer(cframe, known.spadjust))
+}
+
+impl RememberedTrace {
+    /// Notes the return address of the trace's call of the allocator, as an offset in the trace's machine code. Returns
+    /// whether it is in that code.
+    #[inline(always)]
+    fn locate(&self, return_address: u64, event: &mut AllocationEvent) -> bool {
+        let offset = return_address.wrapping_sub(self.mcode);
+        let is_within = offset != 0 && offset <= u64::from(self.size);
+        if is_within {
+            event.place |= self.mcode << 16;
+            event.line = offset as u32;
+        }
+        is_within
     }
-    Ok(())
 }
 
 /// Stands for an unknown line of a trace's start.

@@ -10,7 +10,7 @@
 //!
 //! [`CFRAME_RESUME`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L275-L277
 
-use crate::arch::resume_return_slot;
+use crate::arch::{C_FRAME_WORDS, CFRAME_L_VARIES, resume_return_slot};
 use crate::frame::{CFRAME_FLAGS, gct_offset};
 use crate::head::Head;
 use crate::layout::gct;
@@ -25,8 +25,8 @@ pub const REQUEST_SEEN: u8 = 5;
 /// The most C frames of one coroutine to read: more than calls from C into Lua are nested in practice.
 const MOST_C_FRAMES: usize = 8;
 
-/// The most words of a C frame up to its return address: 12 in Tarantool's builds, fewer in others.
-const C_FRAME: usize = 12;
+/// The most words of a C frame up to its return address: on x86-64, 12 in Tarantool's builds, and fewer in others.
+const C_FRAME: usize = if CFRAME_L_VARIES { C_FRAME_WORDS } else { 12 };
 
 /// The flag in `L->cframe` of a frame in which a coroutine was resumed.
 const CFRAME_RESUME: u64 = 1;
@@ -198,7 +198,7 @@ fn find(
             return Ok(());
         }
         if raw & CFRAME_RESUME != 0 {
-            if let Some(slot) = resume_return_slot(layout.cframe_size) {
+            if let Some(slot) = resume_return_slot(layout.cframe_size, layout.cframe_l) {
                 now.resumed_from = head.u64(slot)?;
             }
             return Ok(());

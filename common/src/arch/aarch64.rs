@@ -130,7 +130,7 @@ pub const CFRAME_L_VARIES: bool = true;
 /// How many words of a C frame are read: all, because old builds have the important fields at its end.
 pub const C_FRAME_WORDS: usize = 26;
 
-/// The return address of the C function that the interpreter called in the C frame at `cframe`. Here calls leave it in
+/// The return address of the C function that the interpreter called in the C frame at `cframe`, or a trace at its stack pointer. Here calls leave it in
 /// a register, and the called function may save it anywhere.
 ///
 /// # Errors
@@ -140,21 +140,26 @@ pub fn return_address_below(_memory: &impl ReadMemory, _cframe: u64) -> Result<u
     Err(Unreadable)
 }
 
-/// Address of the stack slot with the return address of a C function that a trace called. Here it is in a register, or
-/// where that function has saved it, so the result is 0: no such slot can be read.
+/// How many bytes of the stack every trace has for itself: four slots ([`SPS_FIXED`]).
+///
+/// [`SPS_FIXED`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_target_arm64.h#L89
+const TRACE_STACK: u64 = 16;
+
+/// The stack pointer of a trace that runs in the C frame at `cframe` and has `spadjust` bytes of the stack for itself, besides
+/// those that every trace has.
 #[inline(always)]
-pub const fn trace_return_slot(_cframe: u64, _spadjust: u32) -> u64 {
-    0
+pub const fn trace_stack_pointer(cframe: u64, spadjust: u32) -> u64 {
+    cframe.wrapping_sub(TRACE_STACK + spadjust as u64)
 }
 
 /// How many bytes of the exit stubs of a trace are read: one instruction for each exit, after six others.
 const EXIT_STUBS: u64 = 4096;
 
-/// Which bytes of a C frame of this size have the address that the call returns to by which the coroutine was resumed: builds
-/// differ in that, so it is not known.
+/// Offset in a C frame of the address to which the call returns by which the coroutine was resumed. The frame's record is at its
+/// end, or at its beginning where `SAVE_L` is behind the saved registers.
 #[inline(always)]
-pub const fn resume_return_slot(_cframe_size: u16) -> Option<u16> {
-    None
+pub const fn resume_return_slot(_cframe_size: u16, cframe_l: u16) -> Option<u16> {
+    if cframe_l == 16 { Some(200) } else { Some(8) }
 }
 
 /// The exit stubs of a trace, as address and size: they follow right after its `code`, which is also given as address and size.

@@ -26,8 +26,8 @@
 //! | `STATE_NAMES_TRACE` | whether `vmstate` is the number of the running trace |
 //! | `SIGNS_RETURNS` | whether return addresses may be signed; unwind tables have instructions of their own for that |
 //! | `code_address` | a return address without its signature |
-//! | `return_address_below` | return address of a C function that the interpreter called |
-//! | `trace_return_slot` | stack slot with the return address of a C function that a trace called |
+//! | `return_address_below` | return address of a C function that the interpreter or a trace called, if the call has pushed it below their part of the stack |
+//! | `trace_stack_pointer` | the stack pointer of a trace, from its C frame and `spadjust` |
 //! | `resume_return_slot` | offset in a C frame of the return address of the call that resumed a coroutine |
 //! | `exit_stubs` | address and size of the exit stubs of a trace |
 //!
@@ -50,5 +50,5 @@ compile_error!(
     "lj-trace does not support this processor yet. common/src/arch has to supply for it: REGISTERS, Register (ALL, \
      is_callee_saved), reg (PC, SP, FP, LINK, BASE, BYTECODE_PC, GLOBAL_STATE, KEPT_BASE, LEFT_BASE, CONTINUED, ARGUMENTS, EXIT_NUMBER, \
      HANDLER_DATA), LEFT_BASE_OFFSET, STACK_AT_FRAME, ADDRESS_END, BREAKPOINT, C_FRAME_WORDS, CFRAME_L, CFRAME_L_VARIES, STATE_NAMES_TRACE, return_address_below, \
-     trace_return_slot, resume_return_slot, exit_stubs, SIGNS_RETURNS, code_address. See docs/architectures.md"
+     trace_stack_pointer, resume_return_slot, exit_stubs, SIGNS_RETURNS, code_address. See docs/architectures.md"
 );

@@ -114,10 +114,9 @@ pub const CFRAME_L_VARIES: bool = false;
 /// How many words of a C frame are read: the frame has 80 bytes, 96 in Tarantool.
 pub const C_FRAME_WORDS: usize = 8;
 
-/// Distance from the lowest byte of the C frame down to the slot in which a trace's calls put their return address, not
-/// counting the trace's own stack area (`spadjust`): two saved registers lie between (`BC_JLOOP`, `vm_x64.dasc` and
-/// `vm_x86.dasc`).
-const RETURN_SLOT: u64 = 24;
+/// How many bytes of the stack every trace has, not counting its own area (`spadjust`): two saved registers (`BC_JLOOP`,
+/// `vm_x64.dasc` and `vm_x86.dasc`).
+const TRACE_STACK: u64 = 16;
 
 /// Size of the range with the exit stubs, in bytes: they are at the beginning of an area of machine code, where only
 /// constants come before them (`asm_exitstub_gen`, `lj_asm_x86.h`).
@@ -133,17 +132,17 @@ pub fn return_address_below(memory: &impl ReadMemory, cframe: u64) -> Result<u64
     memory.read::<u64>(cframe.wrapping_sub(8))
 }
 
-/// Address of the stack slot with the return address of a C function that a trace called. The trace runs in the C frame
-/// at `cframe` and has `spadjust` bytes of the stack for itself.
+/// The stack pointer of a trace that runs in the C frame at `cframe` and has `spadjust` bytes of the stack for itself, besides
+/// those that every trace has.
 #[inline(always)]
-pub const fn trace_return_slot(cframe: u64, spadjust: u32) -> u64 {
-    cframe.wrapping_sub(RETURN_SLOT + spadjust as u64)
+pub const fn trace_stack_pointer(cframe: u64, spadjust: u32) -> u64 {
+    cframe.wrapping_sub(TRACE_STACK + spadjust as u64)
 }
 
-/// Which bytes of a C frame of this size have the address that the call returns to by which the coroutine was resumed: `vm_resume`
-/// pushes what it saves right below that.
+/// Offset in a C frame of the address to which the call returns by which the coroutine was resumed: `vm_resume` pushes what it
+/// saves right below that. The frame has `cframe_size` bytes.
 #[inline(always)]
-pub const fn resume_return_slot(cframe_size: u16) -> Option<u16> {
+pub const fn resume_return_slot(cframe_size: u16, _cframe_l: u16) -> Option<u16> {
     cframe_size.checked_sub(8)
 }
 

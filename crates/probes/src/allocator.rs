@@ -1,7 +1,7 @@
 //! Allocation probes: attaches them to the allocators of the target's VMs, where the plan says, and delivers their
 //! events.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::PoisonError;
@@ -11,12 +11,13 @@ use lj_trace_common::allocation::event::{PROTOTYPE_SEEN, TRACE_SEEN};
 use lj_trace_common::allocation::serving::{REQUEST_SEEN, RequestSeen};
 use lj_trace_common::allocation::serving_fiber::{FIBER_SEEN, FiberSeen};
 use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen, TraceSeen};
-use lj_trace_common::arch::reg;
+use lj_trace_common::arch::{STATE_NAMES_TRACE, reg};
 use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, SHARED_USER_DATA, UNKNOWN_USER_DATA};
 use lj_trace_common::memory::{ReadMemory as _, Unreadable};
 use lj_trace_common::vm::{NO_WORD, VmConfig};
 use lj_trace_luajit::Vm;
 use lj_trace_process::{Maps, Process};
+use lj_trace_unwind::Unwinder;
 
 use super::gate::Gate;
 use super::links::{Links, loaded, program};
@@ -122,6 +123,23 @@ pub struct AllocationProbes {
     places: Option<ProbedPlaces>,
     /// The allocators of the VMs that were registered here, by the VMs' indices, and when they were read.
     known: HashMap<u32, (AllocatorPair, Instant)>,
+    call_sites: CallSites,
+}
+
+/// The interpreters around which the calls of LuaJIT's C code are known to the programs, by their addresses.
+#[derive(Debug, Default)]
+struct CallSites(BTreeSet<u64>);
+
+impl CallSites {
+    /// Tells the programs about the calls around the interpreter of `vm`, where they are needed to find the trace that
+    /// allocates.
+    fn add(&mut self, programs: &mut Programs, process: &Process, vm: &VmConfig) -> Result<(), ProbeError> {
+        if STATE_NAMES_TRACE || !self.0.insert(vm.text_start) {
+            return Ok(());
+        }
+        let sites = Unwinder::new(process.clone()).call_sites(&(vm.text_start..vm.text_end));
+        programs.add_call_sites(&sites).map_err(ProbeError::sort)
+    }
 }
 
 /// The two words `g->allocf` and `g->allocd` of a VM.
@@ -200,6 +218,9 @@ impl Session {
         }
         if programs.mechanism() == Mechanism::Classic {
             return Self::Missing(anyhow::anyhow!("each probe is a perf event, without uprobe_multi links"));
+        }
+        if !STATE_NAMES_TRACE {
+            return Self::Missing(anyhow::anyhow!("the VM does not name the trace that runs"));
         }
         // Kernels without sessions load the program, too, and refuse it only when it is attached. Windows attach it
         // later, so try it now.
@@ -304,7 +325,10 @@ impl AllocationProbes {
         let functions = allocators.iter().map(Allocator::kind).collect();
         let (plans, links, places) = (Vec::new(), Links::default(), None);
         let batch = Batch::default();
-        let probes = Self { handlers, events, batch, plans, links, session, gate, functions, places, known };
+        let mut call_sites = CallSites::default();
+        vms.iter().try_for_each(|vm| call_sites.add(programs, process, &vm.config()))?;
+        let probes =
+            Self { handlers, events, batch, plans, links, session, gate, functions, places, known, call_sites };
         if programs.wants_allocation_stacks() {
             program(&mut programs.ebpf(), STACKS).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         }
@@ -329,6 +353,7 @@ impl AllocationProbes {
                 refused(anyhow::anyhow!("it does not name the coroutine that runs, as the other VMs do")).into()
             );
         }
+        self.call_sites.add(programs, process, &vm.config())?;
         let gone = |Unreadable| AllocatorError::VmGone { global: vm.global };
         let read = Instant::now();
         let (function, data) = allocator_of(process, vm).map_err(gone)?;
@@ -453,12 +478,18 @@ impl AllocationProbes {
     }
 
     /// Removes the breakpoints. Events that are already recorded can still be drained.
-    pub fn detach(&mut self) {
+    pub fn detach(&mut self, programs: &Programs) {
         /// A call of the allocator takes some microseconds at most, unless it asks the kernel for memory.
         const CALL: Duration = Duration::from_millis(2);
+        /// Its thread may have to wait for a CPU. A thread that has ended in a call never returns.
+        const MOST: Duration = Duration::from_millis(200);
         // Calls that have begun by now may still return; without this wait their events would be lost.
         if self.gate.close().is_ok() && self.is_attached() {
+            let closed = Instant::now();
             std::thread::sleep(CALL);
+            while programs.unfinished_calls() != 0 && closed.elapsed() < MOST {
+                std::thread::sleep(CALL);
+            }
         }
         self.links.detach();
     }

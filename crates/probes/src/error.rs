@@ -28,6 +28,12 @@ pub enum ProbeError {
     /// The kernel refused the BPF programs for another reason, which its message gives.
     #[error("the kernel refused the BPF programs (Linux {NEEDED_KERNEL} or later is needed): {}", last_lines(.0))]
     Refused(#[source] anyhow::Error),
+    /// The kernel's verifier gave up (`BPF_COMPLEXITY_LIMIT_INSNS`).
+    #[error(
+        "the kernel's verifier gave up on the BPF programs, after a million instructions: lj-trace was not tried on a kernel like \
+         this one. Please report it, with the output of `uname -r`; until that is mended, use an older kernel"
+    )]
+    GaveUp(#[source] anyhow::Error),
     /// A limit of the system or of lj-trace is reached.
     #[error("cannot attach: {cause}: {limit}")]
     Limit {
@@ -74,6 +80,9 @@ impl ProbeError {
         let verifier = source
             .chain()
             .any(|cause| matches!(cause.downcast_ref(), Some(ProgramError::LoadError { verifier_log, .. }) if !verifier_log.to_string().trim().is_empty()));
+        if errors().any(|error| error.raw_os_error() == Some(libc::E2BIG)) {
+            return Self::GaveUp(source);
+        }
         if refused && !verifier { Self::not_permitted(Operation::Bpf) } else { Self::Refused(source) }
     }
 

@@ -6,7 +6,8 @@ use anyhow::Context as _;
 
 use super::kernel_types::KernelTypes;
 
-/// The marks in place of offsets, with the fields that they stand for.
+/// The marks in place of offsets, with the fields that they stand for. `on_cpu` is a number of 32 bits, and a byte since
+/// Linux 7: its first byte is read.
 const FIELDS: [(u16, &str); 5] =
     [(31_233, "tgid"), (31_234, "pid"), (31_235, "start_time"), (31_236, "__state"), (31_237, "on_cpu")];
 
@@ -20,12 +21,13 @@ const HAS_CLOCK: u32 = 2_000_000_002;
 /// The mark in place of the function's number.
 const FUNCTION: u32 = 2_000_000_001;
 
-/// The names of the function: in Linux 6.18, and in other kernels that have it.
-const FUNCTION_NAMES: [&str; 2] = ["bpf_task_work_schedule_resume_impl", "bpf_task_work_schedule_resume"];
+/// The names of the function, in the order to look for them. Linux 6.18 has the second one alone. Since Linux 7, programs
+/// can only call the first one, and the kernel passes the argument that is the verifier's; the second one has a type, too.
+const FUNCTION_NAMES: [&str; 2] = ["bpf_task_work_schedule_resume", "bpf_task_work_schedule_resume_impl"];
 
-/// Opcodes: loads of 32 and 64 bits, a call, and a constant; then the source register that marks the call of a kernel function
+/// Opcodes: loads of 8, 32 and 64 bits, a call, and a constant; then the source register that marks the call of a kernel function
 /// (`BPF_PSEUDO_KFUNC_CALL`).
-const LOADS: [u8; 2] = [0x61, 0x79];
+const LOADS: [u8; 3] = [0x71, 0x61, 0x79];
 const CALL: u8 = 0x85;
 const MOVE: u8 = 0xb7;
 const OF_KERNEL: u8 = 2 << 4;

@@ -5,7 +5,6 @@ use std::borrow::Cow;
 use aya::include_bytes_aligned;
 use memchr::memmem;
 
-use super::arch;
 use super::mechanism::Mechanism;
 
 /// The ELF object with every BPF program and map; empty if lj-trace was built without its BPF programs.
@@ -19,26 +18,6 @@ pub enum NoBpfPrograms {
     /// lj-trace was built without them, as a plain `cargo build` does.
     #[error("this lj-trace was built without its BPF programs: build it with `cargo xtask build`")]
     NotBuilt,
-    /// They have not been tested enough on this processor.
-    #[error("recording is not supported on {arch} yet: `list`, `dump`, `heap` and `jit` work there", arch = std::env::consts::ARCH)]
-    NotTried,
-    /// The wanted programs do not work on this processor.
-    #[error("only CPU time is recorded on {arch} yet (--mode sysprof)", arch = std::env::consts::ARCH)]
-    OnlyCpuTime,
-}
-
-/// Whether all BPF programs work on this processor, and not only the CPU sampler.
-pub const ALL_WORK: bool = arch::HAS_ALL_PROGRAMS;
-
-/// Tests set this variable, on processors where the CPU sampler works but is not tested enough for users.
-const UNTRIED: &str = "LJ_TRACE_TEST_UNTRIED";
-
-/// Whether CPU time may be recorded on this processor.
-///
-/// # Errors
-/// [`NoBpfPrograms::NotTried`] if it may not.
-pub fn check_cpu_time() -> Result<(), NoBpfPrograms> {
-    if ALL_WORK || std::env::var_os(UNTRIED).is_some() { Ok(()) } else { Err(NoBpfPrograms::NotTried) }
 }
 
 /// The compiled BPF programs.

@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, Queue};
 use aya::programs::Program;
 use aya::{Btf, Ebpf};
+use lj_trace_common::allocation::call_site::CallSite;
 use lj_trace_common::allocation::tally::VmTally;
 use lj_trace_common::config::{Config, Counter, MAX_STACK, PidNamespace, TEMPLATES, Template, VmKey};
 use lj_trace_common::fiber::FiberLayout;
@@ -21,7 +22,6 @@ use super::cpu_events::{CpuEvents, number};
 pub use super::error::ProbeError;
 use super::error::whole;
 use super::mechanism::Mechanism;
-use super::object::{self, NoBpfPrograms};
 use super::off_cpu;
 use super::places::Owner;
 pub use super::set::MORE_VMS;
@@ -442,6 +442,11 @@ impl Programs {
         self.with_map("TALLIES", of_vm).unwrap_or_default()
     }
 
+    /// The calls of all VMs' allocators that have not returned yet.
+    pub(super) fn unfinished_calls(&self) -> u64 {
+        (0..self.set.vms).map(|index| self.tally(index).unfinished()).sum()
+    }
+
     /// Forgets which `ud` the VM with this index passes to its allocator.
     pub fn forget_allocators(&mut self, index: u32) {
         // If the kernel refuses this, the programs take the next VM with the same `ud` for this one.
@@ -486,6 +491,14 @@ impl Programs {
         Ok(())
     }
 
+    /// Tells the programs about calls in LuaJIT's C code, by their return addresses.
+    pub(super) fn add_call_sites(&mut self, sites: &[(u64, CallSite)]) -> anyhow::Result<()> {
+        self.with_map("CALL_SITES", |map| {
+            let mut known = HashMap::<_, u64, CallSite>::try_from(map)?;
+            sites.iter().try_for_each(|(address, site)| Ok(known.insert(address, site, 0)?))
+        })
+    }
+
     /// Tells the programs which VM passes this `ud` to its allocator.
     pub(super) fn add_allocator(&mut self, data: u64, vm: u32) -> anyhow::Result<()> {
         self.with_map("ALLOCATORS", |map| Ok(HashMap::<_, u64, u32>::try_from(map)?.insert(&data, &vm, 0)?))?;
@@ -519,12 +532,8 @@ impl Programs {
     }
 }
 
-/// Checks that this processor can record what is wanted: on some it can record CPU time alone.
+/// Checks that this kernel can record what is wanted.
 fn check(wanted: Wanted) -> Result<(), ProbeError> {
-    object::check_cpu_time()?;
-    if !object::ALL_WORK && !wanted.is_cpu_time() {
-        return Err(NoBpfPrograms::OnlyCpuTime.into());
-    }
     if wanted.off_cpu { off_cpu::check().map_err(ProbeError::NoOffCpu) } else { Ok(()) }
 }
 

@@ -8,9 +8,13 @@ use std::thread::{self, JoinHandle};
 use aya::maps::Map;
 use aya::programs::tp_btf::BtfTracePointLink;
 use aya::{Ebpf, EbpfLoader};
+use lj_trace_common::allocation::call_site::MAX_CALL_SITES;
 use lj_trace_common::allocation::known::KNOWN_OBJECTS;
+use lj_trace_common::arch::STATE_NAMES_TRACE;
 use lj_trace_common::config::{COUNTERS, MAX_PROCESSES, MAX_SAMPLED_VMS, MAX_VMS, PidNamespace, VM_ENTRIES};
 use lj_trace_common::ended_request::MAX_ENDED_REQUESTS;
+use lj_trace_common::off_cpu::walks;
+use lj_trace_process::page_size;
 
 use super::counts::SamplerCounts;
 use super::cpu_events::CpuEvents;
@@ -54,10 +58,9 @@ const LEAST_SHARED_VMS: u32 = 1024;
 /// Room for ten seconds of light samples of 3 threads, in bytes.
 const ACTIVITY_BUFFER: u32 = 1 << 20;
 
-/// The smallest ring buffer: a page, which is 4 KiB to 64 KiB on arm64.
+/// The smallest ring buffer.
 fn page() -> u32 {
-    // SAFETY: it only asks for a constant of the system.
-    u32::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(65_536)
+    u32::try_from(page_size()).unwrap_or(65_536)
 }
 
 /// The number of traces to keep when many processes are recorded.
@@ -83,6 +86,9 @@ const FOR_ALLOCATIONS: [&str; 14] = [
     "SERVING",
     "SERVING_FIBERS",
 ];
+
+/// For how many pieces of machine code, of 64 bytes each, samplers remember the trace.
+const PIECES_OF_CODE: u32 = 16_384;
 
 /// The smallest LRU map.
 const LEAST_LRU: u32 = 128;
@@ -176,9 +182,9 @@ impl Set {
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| error)?;
         let mut loader = EbpfLoader::new();
         let has_stacks = wanted.stack_every != 0;
-        // One area per CPU for the sampler, one for the allocation probes, and one for threads that were off the CPU.
-        let areas = if wanted.off_cpu { 3 } else { 1 + u32::from(has_stacks) };
-        let areas = areas * cpus.get();
+        // One area per CPU for the sampler and one for the allocation probes, and those for threads that were off the CPU.
+        let areas = if wanted.off_cpu { 2 } else { 1 + u32::from(has_stacks) } * cpus.get();
+        let areas = areas + if wanted.off_cpu { walks(cpus.get()) } else { 0 };
         // Whoever only counts requests walks no stack.
         loader.map_max_entries("SCRATCH", if wanted.ended_requests { 1 } else { areas });
         loader.map_max_entries("CONFIG", processes);
@@ -195,6 +201,9 @@ impl Set {
             // Events on CPUs are not inherited, so this map stays nearly empty.
             loader.map_max_entries("INHERITED", LEAST_LRU);
         }
+        if wanted.cpu && !STATE_NAMES_TRACE {
+            loader.map_max_entries("CODE_TRACES", PIECES_OF_CODE);
+        }
         if wanted.processes > MANY_PROCESSES {
             loader.map_max_entries("TRACES", MANY_TRACES);
         }
@@ -202,6 +211,10 @@ impl Set {
             loader.map_max_entries("FUNCTIONS", vms * KNOWN_OBJECTS);
             loader.map_max_entries("PROTOTYPES", vms * KNOWN_OBJECTS);
             loader.map_max_entries("KNOWN_TRACES", vms * KNOWN_OBJECTS);
+            if !STATE_NAMES_TRACE {
+                loader.map_max_entries("CALLING_TRACES", vms * KNOWN_OBJECTS);
+                loader.map_max_entries("CALL_SITES", MAX_CALL_SITES);
+            }
         } else {
             FOR_ALLOCATIONS.iter().filter(|name| **name != "BUSY" || !wanted.off_cpu).for_each(|name| {
                 loader.map_max_entries(name, LEAST_LRU);

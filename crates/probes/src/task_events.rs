@@ -9,6 +9,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use lj_trace_process::page_size;
+
 use super::online::online;
 use super::perf_event;
 
@@ -80,9 +82,7 @@ unsafe impl Send for TaskRing {}
 impl TaskRing {
     fn open(cpu: u32) -> io::Result<Self> {
         let event = perf_event::open_for_tasks(cpu)?;
-        // SAFETY: it only asks for a constant of the system.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        let length = 2 * usize::try_from(page).map_err(io::Error::other)?;
+        let length = 2 * usize::try_from(page_size()).map_err(io::Error::other)?;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping, where the kernel likes it: the control page and one page of records.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), length, access, libc::MAP_SHARED, event.as_raw_fd(), 0) };

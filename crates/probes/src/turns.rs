@@ -10,6 +10,7 @@ use aya::programs::fexit::FExitLink;
 use aya::programs::tp_btf::BtfTracePointLink;
 use aya::programs::{BtfTracePoint, FEntry, FExit, TracePoint};
 use aya::{Btf, Ebpf};
+use aya_obj::btf::BtfKind;
 use lj_trace_common::off_cpu::{OffCpuProcess, OffCpuThread};
 use lj_trace_common::turn::{ENDS_AT_TRACEPOINT, EndedTurn, LOOP_WAITS, LoopWait, TURN_ENDED, TurnLengths};
 use lj_trace_process::process::thread_state;
@@ -249,10 +250,17 @@ fn attach_all(ebpf: &mut Ebpf) -> anyhow::Result<(Vec<LoopLink>, WaitPrograms)> 
     Ok((links, programs))
 }
 
+/// The kernel's function for a system call; [`None`] if it has none. Without arguments, a call on x86-64 has only one function
+/// with two names, of which the kernel's types have one.
+fn function_of(call: &str, types: &Btf) -> Option<String> {
+    let is_there = |name: &String| types.id_by_type_name_kind(name, BtfKind::Func).is_ok();
+    [SYSTEM_CALL, "__do_sys_"].map(|prefix| format!("{prefix}{call}")).into_iter().find(is_there)
+}
+
 fn at_functions(ebpf: &mut Ebpf, types: &Btf) -> Vec<LoopLink> {
     let mut links = Vec::new();
     for LoopWait { call, begins, ends, .. } in LOOP_WAITS {
-        let function = format!("{SYSTEM_CALL}{call}");
+        let Some(function) = function_of(call, types) else { continue };
         // The end goes first: the programs ignore an end without a beginning.
         let both = attach_end(ebpf, ends, &function, types)
             .and_then(|end| Ok([end, attach_begin(ebpf, begins, &function, types)?]));

@@ -49,11 +49,6 @@ impl Wanted {
         (self.cpu || self.off_cpu) && !self.memory && !self.activity && self.stack_every == 0
     }
 
-    /// Whether only samples of the clock are wanted.
-    pub fn is_cpu_time(self) -> bool {
-        self.may_share() && !self.off_cpu && !self.turns
-    }
-
     /// The size of a ring buffer, in bytes.
     pub(super) fn buffer(self) -> u32 {
         /// The size in the object file: for one process, or for all processes that share the buffer.

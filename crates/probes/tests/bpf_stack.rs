@@ -54,10 +54,10 @@ const RUN_LATER: &str = "off_cpu_switch";
 
 /// A call with `BPF_PSEUDO_CALL`, an address with `BPF_PSEUDO_FUNC`.
 const CALL: (u8, u8) = (0x85, 1);
-const ADDRESS: (u8, u8) = (0x18, 4);
+pub const ADDRESS: (u8, u8) = (0x18, 4);
 
 /// The function that an instruction calls, or passes to a helper that calls it.
-fn callee(code: &[bpf_insn], index: usize) -> Option<usize> {
+pub fn callee(code: &[bpf_insn], index: usize) -> Option<usize> {
     let instruction = &code[index];
     let is_one = [CALL, ADDRESS].contains(&(instruction.code, instruction.src_reg()));
     is_one.then(|| index.checked_add_signed(instruction.imm as isize + 1)).flatten()

@@ -6,6 +6,7 @@ mod skips;
 
 mod allocator;
 mod bpf_stack;
+mod callbacks;
 mod off_cpu;
 mod turns;
 mod turns_generated;

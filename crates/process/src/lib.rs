@@ -32,7 +32,7 @@ pub use files::TargetFiles;
 pub use known_code::KnownCode;
 pub use maps::{Mapping, Maps};
 pub use memory::ProcessMemory;
-pub use page_map::{PageKind, PageMap};
+pub use page_map::{PageKind, PageMap, page_size};
 pub use process::{Exit, Halt, Process, TargetError};
 pub use switches::Switches;
 pub use tree::{Refused, Tree};

@@ -89,7 +89,8 @@ impl PageMap {
 /// handles another call.
 const NEAR: u64 = 1 << 20;
 
-fn page_size() -> u64 {
+/// The size of a page of memory in bytes: 4 KiB on x86-64, and up to 64 KiB on arm64.
+pub fn page_size() -> u64 {
     // SAFETY: sysconf takes a plain integer.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u64::try_from(size).unwrap_or(4096)

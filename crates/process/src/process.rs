@@ -15,6 +15,7 @@ use super::kept_maps::KeptMaps;
 use super::maps::{Mapping, Maps};
 use super::memory::ProcessMemory;
 use super::namespace;
+use super::page_map::page_size;
 use super::proc_file;
 use crate::privileges::{Operation, Refusal};
 
@@ -229,9 +230,7 @@ impl Process {
     pub fn rss(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/statm", self.pid)).unwrap_or_default();
         let pages = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
-        // SAFETY: sysconf takes a plain integer.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        pages.saturating_mul(u64::try_from(page).unwrap_or(4096))
+        pages.saturating_mul(page_size())
     }
 
     /// Its current mappings. If there are so many that reading them takes long, they may be a moment old (`KeptMaps`).

@@ -22,7 +22,7 @@ use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::request::{MAX_MODULES, NO_INDEX, RequestLayout, RequestMarks, RequestState, embedder_word};
 use lj_trace_common::vm::VmConfig;
 
-pub use arch::{Accessor, FiberSelf, count_calls};
+pub use arch::{Accessor, FiberSelf, count_calls, only_reads_on};
 pub use fibers::{FiberCircumstances, Fibers};
 pub use names::{BoundedNames, MOST_NAMES, OTHER};
 use nginx::{Configurations, RequestPlace};

@@ -9,6 +9,7 @@
 //! [`vm_ffi_call`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L4985-L4999
 
 pub mod arch;
+mod call_sites;
 pub mod expression;
 pub mod frames;
 pub mod module;
@@ -248,9 +249,9 @@ impl Unwinder {
         }
     }
 
-    /// Whether `pc` is in the trampoline to which the kernel makes probed functions return.
-    pub fn in_uprobe_trampoline(&mut self, pc: u64) -> bool {
-        matches!(self.modules.find(pc).0, CodePlace::UprobeTrampoline)
+    /// The page of the trampoline to which the kernel makes probed functions return; [`None`] if the process has none yet.
+    pub fn uprobe_trampoline(&mut self) -> Option<Range<u64>> {
+        self.modules.uprobe_trampoline()
     }
 
     /// Unwinds one sample: its registers and stack, the VMs' code, and the C frames on the stack, sorted by address.
@@ -439,9 +440,11 @@ impl Unwinder {
             // Only a hand-written entry uses a frame pointer from the first instruction on.
             if !is_return
                 && arch::is_by_frame_pointer(&row)
-                && table.row(function.start, &mut self.context).is_some_and(|row| arch::is_by_frame_pointer(&row))
+                && table
+                    .row(function.start, &mut self.context)
+                    .is_some_and(|row| arch::is_by_frame_pointer(&row) && arch::is_ffi_call(&row))
             {
-                return Ok(arch::ffi_call_row(own - function.start, &self.code_at::<4>(pc)).unwrap_or(row));
+                return Ok(arch::ffi_call_row(own - function.start, &self.code_at::<4>(pc), &row).unwrap_or(row));
             }
             return Ok(row);
         }

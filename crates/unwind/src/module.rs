@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use lj_trace_process::sandbox::bounded::BoundedFile;
 use lj_trace_process::sandbox::wire::{Bytes, Wire};
 use lj_trace_process::sandbox::{Distrusted, Question};
-use lj_trace_process::{Mapping, Process, ProcessMemory};
+use lj_trace_process::{Mapping, Process, ProcessMemory, page_size};
 use object::LittleEndian;
 use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::ReadRef;
@@ -17,9 +17,6 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _}
 use super::frames::Frames;
 use super::opened::{self, FileView};
 use super::table::{Section, UnwindTable, eh_frame_address};
-
-/// The size of a page on x86-64.
-const PAGE: u64 = 4096;
 
 /// The most bytes of an unwind table. No real program comes near; a damaged file must not make lj-trace allocate more,
 /// and each megabyte takes some 50 ms and three megabytes of memory.
@@ -80,7 +77,9 @@ impl Module {
 
     /// Copies an ELF image out of the target's memory: the vDSO.
     pub fn from_memory(name: &str, memory: &ProcessMemory, mapping: &Mapping) -> Option<Self> {
-        let length = usize::try_from(mapping.len().min(16 * PAGE)).ok()?;
+        /// The vDSO has some pages.
+        const MOST: u64 = 1 << 16;
+        let length = usize::try_from(mapping.len().min(MOST)).ok()?;
         let bytes = memory.read_bytes(mapping.start, length).ok()?;
         Self::new(name, Path::new(name), Image::Memory(bytes))
     }
@@ -109,9 +108,10 @@ impl Module {
     /// The load bias: what the loader added to the addresses in the file. It is computed from an executable mapping
     /// that begins at `start` and shows the file from `offset` on.
     pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
+        let page = page_size();
         let pages = |segment: &&Segment| {
-            let first = segment.offset & !(PAGE - 1);
-            let end = segment.offset.saturating_add(segment.file_size).checked_next_multiple_of(PAGE);
+            let first = segment.offset & !(page - 1);
+            let end = segment.offset.saturating_add(segment.file_size).checked_next_multiple_of(page);
             segment.exec && first <= offset && end.is_some_and(|end| offset < end)
         };
         let segment = self.shape.segments.iter().find(pages)?;

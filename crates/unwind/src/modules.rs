@@ -1,6 +1,7 @@
 //! The ELF files mapped into the target. Each is opened for the first address in it.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,9 @@ const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 /// The number of files that are always kept open. If there are more, files that are no longer mapped are closed: some
 /// programs generate libraries and load them.
 const MAX_FILES: usize = 256;
+
+/// What the kernel calls its page of uretprobe trampolines.
+const UPROBES: &str = "[uprobes]";
 
 /// What lies at an address of the target.
 #[derive(Clone, Debug)]
@@ -116,6 +120,15 @@ impl Modules {
         all
     }
 
+    /// The kernel's page of uretprobe trampolines. If it is not known, the maps are read again, but not each time.
+    pub fn uprobe_trampoline(&mut self) -> Option<Range<u64>> {
+        let find = |modules: &Self| {
+            let mapping = modules.mappings.iter().map(|mapped| &mapped.mapping).find(|own| own.path == UPROBES)?;
+            Some(mapping.start..mapping.end)
+        };
+        find(self).or_else(|| if self.refresh_if_due() { find(self) } else { None })
+    }
+
     fn index(&self, address: u64) -> Option<usize> {
         let index = self.mappings.partition_point(|mapped| mapped.mapping.end <= address);
         self.mappings.get(index).is_some_and(|mapped| mapped.mapping.contains(address)).then_some(index)
@@ -138,7 +151,7 @@ impl Modules {
     }
 
     fn identify(&mut self, mapping: &Mapping) -> CodePlace {
-        if mapping.path == "[uprobes]" {
+        if mapping.path == UPROBES {
             return CodePlace::UprobeTrampoline;
         }
         let module = if mapping.path == "[vdso]" {

@@ -37,12 +37,6 @@ pub const fn window(cookie: u64) -> u32 {
     (cookie >> WINDOW_SHIFT) as u32
 }
 
-/// Where the return address is, at every point with a return probe.
-#[inline(always)]
-pub fn return_slot(context: &ProbeContext) -> u64 {
-    arch::return_slot(registers(context))
-}
-
 /// The registers that the program is called with.
 #[inline(always)]
 pub fn registers(context: &ProbeContext) -> &pt_regs {

@@ -15,11 +15,12 @@ use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::bpf_get_func_ip;
 use aya_ebpf::macros::{uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RetProbeContext};
+use lj_trace_common::allocation::call_site::CallingPlace;
 use lj_trace_common::allocation::event::Creation;
 use lj_trace_common::allocation::known::KnownObjects as _;
 use lj_trace_common::allocation::{AllocationKind, attribute};
+use lj_trace_common::arch::STATE_NAMES_TRACE;
 use lj_trace_common::config::{Config, Counter, NOBODY, SHARED_USER_DATA, UNKNOWN_USER_DATA, VM_BEYOND};
-use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::vm::NO_WORD;
 
 use crate::arch;
@@ -29,7 +30,7 @@ use crate::maps::{ALLOCATORS, CONFIG, GATE, STACK_COUNTDOWN, VMS};
 use crate::memory::UserMemory;
 use crate::pending;
 use crate::sample::sample_allocation;
-use arguments::{arguments, return_slot};
+use arguments::arguments;
 use caller::{calling_thread, calling_vm};
 use objects::ObjectsOf;
 use send::{send, tally_of};
@@ -147,6 +148,11 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: 
         if SEARCH && config.thread_word == NO_WORD {
             pending.room.note_thread(calling_thread(context, vm));
         }
+        if !STATE_NAMES_TRACE {
+            let registers = arguments::registers(context);
+            let (return_address, stack_pointer) = (arch::return_address(registers), arch::stack_pointer(registers));
+            pending.room.note_call(CallingPlace { return_address, stack_pointer });
+        }
         let mut objects = ObjectsOf { vm, window: window.wrapping_add(tally.generation) };
         attribute(&UserMemory, config, &mut objects, &mut pending.room, event);
         // An event never comes without its request: it would be taken for one of the request before.
@@ -177,10 +183,10 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: 
             return false;
         }
     }
-    pending.return_slot = return_slot(context);
+    let registers = arguments::registers(context);
+    pending.stack_pointer = arch::stack_pointer(registers);
     // Only stack samples need the return address.
-    pending.return_address =
-        if settings.samples != 0 { UserMemory.read::<u64>(pending.return_slot).unwrap_or(0) } else { 0 };
+    pending.return_address = if settings.samples != 0 { arch::return_address(registers) } else { 0 };
     pending.returned = 0;
     true
 }

@@ -4,7 +4,7 @@
 //! begins with.
 
 use aya_ebpf::bindings::pt_regs;
-use lj_trace_common::arch::reg;
+use lj_trace_common::arch::{code_address, reg};
 use lj_trace_common::event::SampledRegisters;
 use lj_trace_common::turn::LoopCall;
 
@@ -93,11 +93,11 @@ pub const fn kept(r: &pt_regs) -> [u64; 11] {
     [x[19], x[20], x[21], x[22], x[23], x[24], x[25], x[26], x[27], x[28], x[reg::FP]]
 }
 
-/// Where the return address is that a return probe replaces: here it is in `x30`, not in memory. So this is 0, where
-/// nothing can be read.
+/// The return address, at every point with a return probe: it is in `x30`. The kernel replaces it after all programs at this
+/// point have run (`handler_chain`, `kernel/events/uprobes.c`).
 #[inline(always)]
-pub const fn return_slot(_: &pt_regs) -> u64 {
-    0
+pub const fn return_address(r: &pt_regs) -> u64 {
+    code_address(r.regs[30])
 }
 
 /// Whether these are registers of the kernel's code: the kernel runs at another exception level than user code.

@@ -10,7 +10,7 @@
 //! | `arguments`, `result` | the first four arguments of the function that a probe is on, and its return value |
 //! | `numbered` | the register with this number ([`reg`](lj_trace_common::arch::reg)), in which a probe finds an argument |
 //! | `kept` | the callee-saved registers |
-//! | `return_slot` | where the return address is that a return probe replaces |
+//! | `return_address` | the return address that a return probe replaces |
 //! | `call_number` | the number of the system call, by the registers with which a thread entered the kernel |
 //! | `loop_wait` | whether the system call with this number waits for events |
 //! | `is_kernel` | whether registers belong to the kernel's own code |

@@ -2,7 +2,10 @@
 
 use aya_ebpf::bindings::pt_regs;
 use lj_trace_common::event::SampledRegisters;
+use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::turn::LoopCall;
+
+use crate::memory::UserMemory;
 
 /// The registers of a sample.
 #[inline(always)]
@@ -68,10 +71,10 @@ pub const fn kept(r: &pt_regs) -> [u64; 6] {
     [r.rbx, r.rbp, r.r12, r.r13, r.r14, r.r15]
 }
 
-/// Where the return address is, at every point with a return probe: on top of the stack.
+/// The return address, at every point with a return probe: it is on top of the stack. 0 if it cannot be read.
 #[inline(always)]
-pub const fn return_slot(r: &pt_regs) -> u64 {
-    r.rsp
+pub fn return_address(r: &pt_regs) -> u64 {
+    UserMemory.read::<u64>(r.rsp).unwrap_or(0)
 }
 
 /// Whether these are registers of the kernel's code: the kernel runs in ring 0.

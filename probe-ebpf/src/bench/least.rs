@@ -14,7 +14,7 @@ use lj_trace_common::head::Head;
 use lj_trace_common::memory::{ReadMemory as _, Unreadable, zeroed};
 use lj_trace_common::vm::{VmConfig, VmState, WINDOW};
 
-use crate::allocation::arguments::{registers, return_slot};
+use crate::allocation::arguments::registers;
 use crate::allocation::send::send;
 use crate::arch;
 use crate::maps::VMS;
@@ -27,7 +27,7 @@ use crate::pending;
 pub extern "C" fn recording_session(context: *mut c_void) -> u32 {
     session(&ProbeContext::new(context), |event, context| {
         // A session that waits for its result has to know which call the result belongs to.
-        event.place = UserMemory.read::<u64>(return_slot(context))?;
+        event.place = arch::return_address(registers(context));
         Ok(())
     })
 }

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, ValueEnum};
+use lj_trace_tests::compiled::compile_all;
 use lj_trace_tests::oracle::complete::Incomplete;
 use lj_trace_tests::oracle::generate::{Interface, Program};
 use lj_trace_tests::oracle::judge::Wrong;
@@ -49,7 +50,7 @@ struct Cli {
     /// Makes the program of this file as small as it fails: it is printed, and written beside it
     #[arg(long)]
     shrink: Option<PathBuf>,
-    /// Builds the programs' C libraries in this folder, by $CC, and does nothing else
+    /// Compiles the programs' C libraries, and all other C programs of the tests, into this folder, by $CC, and does nothing else
     #[arg(long)]
     libraries: Option<PathBuf>,
     /// Programs that were kept, in place of seeds: the VM says what they may have on their stacks
@@ -87,6 +88,7 @@ fn main() -> Result<ExitCode> {
         for interface in [Interface::Ffi, Interface::Module] {
             native::build(interface, folder)?;
         }
+        compile_all(folder)?;
         return Ok(ExitCode::SUCCESS);
     }
     let names: Vec<_> = ALL.into_iter().filter(|name| cli.program == "all" || cli.program == *name).collect();

@@ -2,27 +2,24 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
 use super::generate::Interface;
+use crate::compiled::{compiler, elsewhere};
 
 /// How many there are; `prelude.lua` has the same number.
 const COUNT: u32 = 40;
-
-/// Names the folder with the libraries, where they were built on another machine.
-const LIBRARIES: &str = "LJ_TRACE_TEST_ORACLE_LIBRARIES";
 
 /// Builds the library of C functions for an interface in a folder, by `$CC`, or copies it from where it was built before.
 ///
 /// # Errors
 /// There is no C compiler.
 pub fn build(interface: Interface, folder: &Path) -> Result<PathBuf> {
-    let library = folder.join(format!("{}.so", interface.name()));
-    if let Some(libraries) = std::env::var_os(LIBRARIES) {
-        let from = Path::new(&libraries).join(format!("{}.so", interface.name()));
-        std::fs::copy(&from, &library).with_context(|| format!("cannot copy {}", from.display()))?;
+    let name = format!("{}.so", interface.name());
+    let library = folder.join(&name);
+    if let Some(compiled) = elsewhere(&name) {
+        std::fs::copy(&compiled, &library).with_context(|| format!("cannot copy {}", compiled.display()))?;
         return Ok(library);
     }
     let source = folder.join(format!("{}.c", interface.name()));
@@ -31,7 +28,7 @@ pub fn build(interface: Interface, folder: &Path) -> Result<PathBuf> {
         Interface::Module => module(),
     };
     std::fs::write(&source, text)?;
-    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    let mut cc = compiler();
     // Identical functions must not become one, and frames must not be left out by tail calls.
     cc.args(["-O1", "-fno-ipa-icf", "-fno-optimize-sibling-calls", "-shared", "-fPIC", "-o"]);
     let status = cc.arg(&library).arg(&source).status().context("cannot run cc: install a C compiler")?;

@@ -211,7 +211,7 @@ impl<'a> Reader<'a> {
         let header = SampleHeader {
             registers: *registers,
             thread,
-            thread_base: top.thread_base,
+            thread_base: snapshot.base,
             lua_stack: stack,
             lua_stack_end: stack_end,
             cframe: snapshot.cframe,

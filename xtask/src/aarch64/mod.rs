@@ -4,7 +4,11 @@
 //! are the same as on other machines, but cross-compiled.
 
 mod jobs;
+mod kind;
 mod root;
+
+pub use jobs::USER_EMULATOR;
+pub use kind::Kind;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,41 +19,56 @@ use crate::build::{BPF_OBJECT, BpfPrograms, build_bpf};
 use crate::kernel::guest::{self, Times};
 use crate::kernel::image::Image;
 use crate::kernel::initramfs::Origin;
-use crate::kernel::machine::{CONSOLE_LOG, Machine, Processor};
+use crate::kernel::jobs::Jobs;
+use crate::kernel::machine::{CONSOLE_LOG, Machine};
 use crate::kernel::report::Report;
 use crate::kernel::{initramfs, machine, needs};
+use crate::programs::Scope;
 use crate::run::{is_root, run};
 use crate::toolchain::Target;
-use crate::{apt, paths};
+use crate::{apt, paths, variants};
 use root::Root;
 
-/// Programs of the tests that are not available, because there is no arm64 package, or none with LuaJIT (neovim).
-const WITHOUT: &str = "tarantool,neovim,dnsdist,knot-resolver,wrk,sysbench,lupa,go,chromium,otelcol,pyroscope,parca,npm-packages,duckdb,\
-                       luajit-2.0,luajit-no-jit,luajit-no-ffi,perf,gdb,tmux";
+/// How long the whole matrix may take, in minutes.
+const MATRIX_MINUTES: u64 = 120;
 
-/// Runs the tests whose names contain `filter`, and prints a verdict on each.
+/// Runs the tests whose names contain `filter` on a kind of machine, and prints a verdict on each.
 ///
 /// # Errors
 /// Some have failed, or there is no machine to run them in.
-pub fn test(filter: Option<&str>, minutes: u64) -> Result<()> {
+pub fn test(kind: Kind, filter: Option<&str>, minutes: u64) -> Result<()> {
+    let root = set_up(kind)?;
+    in_machine(kind, &root, jobs::build(filter)?, minutes, |_| ())
+}
+
+/// Runs all tests of the matrix, and passes each line of the machine's console to `take`, too.
+///
+/// # Errors
+/// Some have failed, or there is no machine to run them in.
+pub fn matrix(take: impl FnMut(&str)) -> Result<()> {
+    let kind = Kind::default();
+    let root = set_up(kind)?;
+    root.copy_hosts(&variants::build_for(Scope::Matrix, Some(Target::Aarch64))?)?;
+    in_machine(kind, &root, jobs::of_matrix()?, MATRIX_MINUTES, take)
+}
+
+/// Installs what a kind of machine needs.
+fn set_up(kind: Kind) -> Result<Root> {
     if !is_root() {
-        bail!(
-            "the machine's root holds programs of others, with their owners: run `cargo xtask test --arch aarch64` as root"
-        );
+        bail!("the machine's root holds programs of others, with their owners: run this as root");
     }
     Target::Aarch64.install()?;
-    needs::install(Processor::Aarch64)?;
-    if paths::find_command(jobs::USER_EMULATOR).is_none() {
-        apt::install(&["qemu-user-static".to_owned()])?;
-    }
-    let root = Root::find()?;
+    needs::install(kind.processor())?;
+    install_user_emulator()?;
+    Root::find(kind)
+}
+
+/// Runs tests in a machine.
+fn in_machine(kind: Kind, root: &Root, mut jobs: Jobs, minutes: u64, mut take: impl FnMut(&str)) -> Result<()> {
     let folder = paths::target().join("aarch64");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let binary = build()?;
-    let mut jobs = jobs::build(filter)?;
-    if jobs.jobs.iter().any(|job| job.file == "oracle") {
-        jobs::build_libraries(&folder)?;
-    }
+    jobs::compile(&folder, kind.compiler_options())?;
     let hidden = [paths::root(), &folder].into_iter().find(|path| guest::hides(path));
     if let Some(hidden) = hidden.or_else(|| Some(&*folder).filter(|folder| !folder.starts_with(paths::root()))) {
         bail!(
@@ -63,28 +82,44 @@ pub fn test(filter: Option<&str>, minutes: u64) -> Result<()> {
     programs.dedup();
     let programs: Vec<_> = programs.iter().map(PathBuf::as_path).collect();
     jobs.jobs.iter_mut().for_each(|job| job.binary = initramfs::copy_of(&job.binary));
-    let environment = [
+    let mut environment = vec![
         ("LJ_TRACE_BIN", initramfs::copy_of(&binary).display().to_string()),
-        ("LJ_TRACE_TEST_WITHOUT", WITHOUT.to_owned()),
-        ("LJ_TRACE_TEST_UNTRIED", "1".to_owned()),
-        ("LJ_TRACE_TEST_ORACLE_LIBRARIES", folder.display().to_string()),
+        ("LJ_TRACE_TEST_WITHOUT", root::WITHOUT.join(",")),
+        ("LJ_TRACE_TEST_COMPILED", folder.display().to_string()),
         ("CARGO_TARGET_DIR", root.target.to_owned()),
         ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
     ];
+    // How long the searches are.
+    let set = |name| Some((name, std::env::var(name).ok()?));
+    environment.extend(["LJ_TRACE_TEST_KILLS", "LJ_TRACE_REQUEST_SEEDS"].into_iter().filter_map(set));
     let script = guest::write_script(&folder, &environment, &jobs, Times::OTHER_KIND)?;
     let image = Image { vmlinuz: root.vmlinuz.clone(), modules: None };
     let shell = root.root.join(needs::BUSYBOX.trim_start_matches('/'));
     let origin = Origin::Copied { clone: paths::root(), programs: &programs };
     let initramfs = initramfs::make(&image, &shell, &origin, &script, &folder)?;
     let machine =
-        Machine { processor: Processor::Aarch64, folders: &[("host", root.root.as_path()), ("clone", paths::root())] };
+        Machine { processor: kind.processor(), folders: &[("host", root.root.as_path()), ("clone", paths::root())] };
     let mut report = Report::new(&jobs);
     let limit = Duration::from_secs(minutes * 60);
-    machine::run(&machine, &image, &initramfs, &folder, limit, |line| report.take(line))?;
+    machine::run(&machine, &image, &initramfs, &folder, limit, |line| {
+        report.take(line);
+        take(line);
+    })?;
     if let Some(test) = report.went_down_in() {
         println!("the machine went down, or time was over, in {test}: see {}", folder.join(CONSOLE_LOG).display());
     }
     report.verdict(&image)
+}
+
+/// Installs the emulator that runs arm64 programs on this machine's own kernel, if it is missing.
+///
+/// # Errors
+/// It is not available.
+pub fn install_user_emulator() -> Result<()> {
+    match paths::find_command(USER_EMULATOR) {
+        Some(_) => Ok(()),
+        None => apt::install(&["qemu-user-static".to_owned()]),
+    }
 }
 
 /// Builds lj-trace.
@@ -104,7 +139,7 @@ fn built(profile: &str) -> PathBuf {
     paths::target().join(Target::Aarch64.name()).join(profile).join("lj-trace")
 }
 
-/// `cargo xtask build --arch aarch64`: builds lj-trace as far as it works there.
+/// `cargo xtask build --arch aarch64`: builds lj-trace for arm64.
 ///
 /// # Errors
 /// It cannot be built.

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
+use super::machine::Machine;
 use crate::paths;
 use crate::run::{output, run_quietly};
 
@@ -47,22 +48,22 @@ pub struct Stage(PathBuf);
 
 impl Stage {
     /// Fills the folder.
-    pub fn fill(binary: &Path, version: &str) -> Result<Self> {
+    pub fn fill(machine: Machine, binary: &Path, version: &str) -> Result<Self> {
         let stage = Self(paths::target().join("dist/stage"));
         if stage.0.exists() {
             fs::remove_dir_all(&stage.0)?;
         }
         let program = stage.file("usr/bin/lj-trace")?;
         // Symbols stay: they name the functions in a panic. Users do not need line numbers.
-        run_quietly(Command::new("objcopy").arg("--strip-debug").arg(binary).arg(&program))?;
+        run_quietly(machine.objcopy().arg("--strip-debug").arg(binary).arg(&program))?;
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
         let pages = stage.file("usr/share/man/man1/lj-trace.1")?;
         let pages = pages.parent().unwrap_or(&pages);
-        run_quietly(Command::new(binary).arg("man").arg(pages))?;
+        run_quietly(machine.run(binary).arg("man").arg(pages))?;
         let pages: Vec<PathBuf> = fs::read_dir(pages)?.flatten().map(|page| page.path()).collect();
         run_quietly(Command::new("gzip").args(["-9", "-n", "-f"]).args(&pages))?;
         for (shell, place) in COMPLETIONS {
-            fs::write(stage.file(place)?, output(Command::new(binary).args(["completions", shell]))?)?;
+            fs::write(stage.file(place)?, output(machine.run(binary).args(["completions", shell]))?)?;
         }
         let packaging = paths::root().join("packaging");
         for unit in UNITS {
@@ -80,7 +81,7 @@ impl Stage {
         let copyright = format!("lj-trace is under MIT or Apache-2.0, as you like.\n\n{copyright}");
         fs::write(stage.file("usr/share/doc/lj-trace/copyright")?, copyright)?;
         let size: u64 = [&program].iter().map(|file| fs::metadata(file).map_or(0, |data| data.len())).sum();
-        fs::write(stage.file("DEBIAN/control")?, control(version, size / 1024 + 1))?;
+        fs::write(stage.file("DEBIAN/control")?, control(machine, version, size / 1024 + 1))?;
         Ok(stage)
     }
 
@@ -97,16 +98,17 @@ impl Stage {
 }
 
 /// The control file of the package (deb-control(5)).
-fn control(version: &str, kilobytes: u64) -> String {
+fn control(machine: Machine, version: &str, kilobytes: u64) -> String {
     format!(
         "Package: lj-trace\n\
          Version: {version}\n\
-         Architecture: amd64\n\
+         Architecture: {}\n\
          Maintainer: The lj-trace developers <lj-trace@localhost>\n\
          Installed-Size: {kilobytes}\n\
          Section: devel\n\
          Priority: optional\n\
          Description: profiler that attaches to running LuaJIT programs\n {}\n",
+        machine.debian(),
         DESCRIPTION.replace('\n', "\n ")
     )
 }
@@ -117,8 +119,9 @@ mod tests {
 
     #[test]
     fn a_control_file_has_a_line_for_each_field() {
-        let text = control("1.2.3", 7);
+        let text = control(Machine::Aarch64, "1.2.3", 7);
         assert!(text.contains("\nVersion: 1.2.3\n") && text.contains("\nInstalled-Size: 7\n"));
+        assert!(text.contains("\nArchitecture: arm64\n"));
         // Continuation lines begin with a space, all others with a field name.
         assert!(text.lines().all(|line| line.starts_with(' ') || line.contains(": ")), "{text}");
     }

@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
+use super::machine::Machine;
 use crate::run::{output, run_quietly};
 
 /// The path of the program in the image.
@@ -40,7 +41,7 @@ impl Blob {
 }
 
 /// Creates the image of a binary in `folder`, which is emptied first, and packs it into one file.
-pub fn pack(binary: &Path, version: &str, folder: &Path, into: &Path) -> Result<()> {
+pub fn pack(machine: Machine, binary: &Path, version: &str, folder: &Path, into: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder)?;
     }
@@ -56,7 +57,7 @@ pub fn pack(binary: &Path, version: &str, folder: &Path, into: &Path) -> Result<
     run_quietly(Command::new("gzip").args(["-9", "-n"]).arg(&layer))?;
     let layer = Blob::of(&folder.join("layer.tar.gz"), &blobs)?;
     let config = json!({
-        "architecture": "amd64",
+        "architecture": machine.debian(),
         "os": "linux",
         "config": {
             "Entrypoint": [PROGRAM],
@@ -88,8 +89,8 @@ pub fn pack(binary: &Path, version: &str, folder: &Path, into: &Path) -> Result<
 }
 
 /// The file name for the image of a version.
-pub fn name(version: &str) -> PathBuf {
-    format!("lj-trace-{version}-x86_64-image.tar").into()
+pub fn name(machine: Machine, version: &str) -> PathBuf {
+    format!("lj-trace-{version}-{}-image.tar", machine.name()).into()
 }
 
 /// Packs a folder without traces of this machine: no times, no owners, a fixed order.
@@ -121,7 +122,7 @@ mod tests {
         fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
         let make = |name: &str| {
             let (work, image) = (folder.path().join(name), folder.path().join(format!("{name}.tar")));
-            pack(&binary, "1.2.3", &work, &image).unwrap();
+            pack(Machine::Aarch64, &binary, "1.2.3", &work, &image).unwrap();
             fs::read(image).unwrap()
         };
         assert_eq!(make("one"), make("other"));
@@ -147,5 +148,6 @@ mod tests {
         let program = listed.lines().last().unwrap();
         assert!(program.starts_with("-rwxr-xr-x 0/0") && program.ends_with(&PROGRAM[1..]), "{listed}");
         assert_eq!(config["config"]["Entrypoint"][0], PROGRAM);
+        assert_eq!(config["architecture"], "arm64");
     }
 }

@@ -3,6 +3,7 @@
 mod clean_root;
 mod files;
 mod image;
+mod machine;
 mod rpm;
 
 use std::path::{Path, PathBuf};
@@ -11,16 +12,21 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use crate::run::{output, run_quietly};
-use crate::{build, paths, setup};
+use crate::toolchain::Target;
+use crate::{aarch64, build, paths, setup};
 use clean_root::CleanRoot;
 use files::Stage;
+use machine::Machine;
 
 /// Options of `cargo xtask dist`.
 #[derive(clap::Args)]
 pub struct Options {
     /// Install and run the package in a clean root of this release too, made by debootstrap: bullseye, bookworm, focal
-    #[arg(long, value_name = "RELEASE")]
+    #[arg(long, value_name = "RELEASE", conflicts_with = "arch")]
     check: Option<String>,
+    /// Build and pack for another kind of machine
+    #[arg(long, value_enum, conflicts_with = "binary")]
+    arch: Option<Target>,
     /// Pack this binary, in place of building one
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
@@ -44,7 +50,13 @@ pub fn dist(options: &Options) -> Result<()> {
         Some(binary) => binary.canonicalize().with_context(|| format!("no {}", binary.display()))?,
         None => {
             setup::setup()?;
-            build::build(&build::Options::default())?
+            match options.arch {
+                None => build::build(&build::Options::default())?,
+                Some(Target::Aarch64) => {
+                    aarch64::install_user_emulator()?;
+                    aarch64::cross_build(false)?
+                }
+            }
         }
     };
     let packages = pack(&binary)?;
@@ -83,28 +95,29 @@ pub fn check(binary: &Path) -> Result<()> {
 /// Packs a binary.
 fn pack(binary: &Path) -> Result<Packages> {
     expect_static(binary)?;
-    let version = version(binary)?;
+    let machine = Machine::of(binary)?;
+    let version = version(machine, binary)?;
     let folder = paths::target().join("dist");
     std::fs::create_dir_all(&folder)?;
-    let stage = Stage::fill(binary, &version)?;
-    let deb = folder.join(format!("lj-trace_{version}_amd64.deb"));
+    let stage = Stage::fill(machine, binary, &version)?;
+    let deb = folder.join(format!("lj-trace_{version}_{}.deb", machine.debian()));
     run_quietly(Command::new("dpkg-deb").args(["--root-owner-group", "-Zxz", "--build"]).arg(stage.path()).arg(&deb))?;
-    let name = format!("lj-trace-{version}-x86_64-linux");
+    let name = format!("lj-trace-{version}-{}-linux", machine.name());
     let tarball = folder.join(format!("{name}.tar.gz"));
     let mut tar = Command::new("tar");
     tar.args(["--owner=0", "--group=0", "--numeric-owner", "--exclude=./DEBIAN", "--sort=name", "-czf"]).arg(&tarball);
     // `lj-trace-1.2.3-x86_64-linux/usr/bin/lj-trace` becomes `.../bin/lj-trace`.
     tar.arg(format!("--transform=s,^\\./usr,{name},;s,^\\.,{name},")).arg("-C").arg(stage.path()).arg(".");
     run_quietly(&mut tar)?;
-    let rpm = paths::find_command("rpmbuild").map(|_| rpm::pack(&stage, &version, &folder)).transpose()?;
-    let image = folder.join(image::name(&version));
-    image::pack(&stage.path().join("usr/bin/lj-trace"), &version, &folder.join("image"), &image)?;
+    let rpm = paths::find_command("rpmbuild").map(|_| rpm::pack(machine, &stage, &version, &folder)).transpose()?;
+    let image = folder.join(image::name(machine, &version));
+    image::pack(machine, &stage.path().join("usr/bin/lj-trace"), &version, &folder.join("image"), &image)?;
     Ok(Packages { deb, rpm, tarball, image })
 }
 
 /// The version, as the binary itself reports it: `0.1.0`.
-fn version(binary: &Path) -> Result<String> {
-    let said = output(Command::new(binary).arg("--version"))?;
+fn version(machine: Machine, binary: &Path) -> Result<String> {
+    let said = output(machine.run(binary).arg("--version"))?;
     let version = said.trim().strip_prefix("lj-trace ").with_context(|| format!("lj-trace says {said:?}"))?;
     Ok(version.to_owned())
 }

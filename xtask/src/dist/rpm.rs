@@ -7,10 +7,11 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::files::{CONFIGURATION, DESCRIPTION, Stage};
+use super::machine::Machine;
 use crate::run::run_quietly;
 
 /// Packs the staged files, in `folder`.
-pub fn pack(stage: &Stage, version: &str, folder: &Path) -> Result<PathBuf> {
+pub fn pack(machine: Machine, stage: &Stage, version: &str, folder: &Path) -> Result<PathBuf> {
     let work = folder.join("rpm");
     if work.exists() {
         fs::remove_dir_all(&work)?;
@@ -21,9 +22,9 @@ pub fn pack(stage: &Stage, version: &str, folder: &Path) -> Result<PathBuf> {
     files.sort();
     let file = work.join("lj-trace.spec");
     fs::write(&file, spec(stage.path(), version, &files))?;
-    let name = format!("lj-trace-{version}-1.x86_64.rpm");
+    let name = format!("lj-trace-{version}-1.{}.rpm", machine.name());
     let mut build = Command::new("rpmbuild");
-    build.args(["-bb", "--quiet", "--target", "x86_64-linux"]);
+    build.args(["-bb", "--quiet", "--target"]).arg(format!("{}-linux", machine.name()));
     for definition in [
         format!("_topdir {}", work.display()),
         format!("_rpmdir {}", folder.display()),

@@ -28,7 +28,7 @@ impl Times {
     /// For an emulated processor of this machine's kind: a test may take about ten times as long as on a real one.
     pub const SAME_KIND: Self = Self { slower: 5, limit: 300 };
     /// For a processor of another kind, which is 12 to 20 times slower, or more beside other work.
-    pub const OTHER_KIND: Self = Self { slower: 20, limit: 600 };
+    pub const OTHER_KIND: Self = Self { slower: 20, limit: 900 };
 }
 
 /// How a failing test begins to say why; the lines after that may be many.
@@ -80,6 +80,7 @@ fn script(environment: &[(&str, String)], jobs: &Jobs, times: Times) -> String {
              echo '{MARK}begin {file} {name}'\n\
              timeout --kill-after=5 {limit} {binary} --exact '{file}::{name}' --include-ignored --test-threads=1 --nocapture > /tmp/output 2>&1\n\
              status=$?\n\
+             grep '^cell: ' /tmp/output | sed 's/^/{MARK}| /'\n\
              reason=$(grep -oE '(NOT RUN|not tested): .*' /tmp/output)\n\
              if [ $status != 0 ]; then {{ grep -m1 -A3 -E '{WHY}' /tmp/output; tail -{SHOWN} /tmp/output; }} | sed 's/^/{MARK}| /'\n\
              elif [ -n \"$reason\" ]; then status={NOT_RUN}; echo \"{MARK}| $reason\"; fi\n\

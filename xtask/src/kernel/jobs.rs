@@ -122,7 +122,7 @@ fn build_tests() -> Result<PathBuf> {
     let built = test_binaries::build(&[END_TO_END.to_owned()], None, |cargo| {
         _ = cargo.env(build::BPF_OBJECT, build::bpf_object())
     })?;
-    let test = built.into_iter().find(TestBinary::is_end_to_end);
+    let test = built.binaries.into_iter().find(TestBinary::is_end_to_end);
     Ok(test.context("there are no end-to-end tests")?.program)
 }
 

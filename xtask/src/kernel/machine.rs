@@ -39,6 +39,8 @@ pub enum Processor {
     X86_64,
     /// A Neoverse N1, as in Graviton2 and Ampere Altra.
     Aarch64,
+    /// An arm64 processor with all features that QEMU has: it signs return addresses, and checks the targets of branches.
+    Aarch64Signing,
 }
 
 impl Processor {
@@ -46,29 +48,36 @@ impl Processor {
     pub const fn qemu(self) -> &'static str {
         match self {
             Self::X86_64 => "qemu-system-x86_64",
-            Self::Aarch64 => "qemu-system-aarch64",
+            Self::Aarch64 | Self::Aarch64Signing => "qemu-system-aarch64",
         }
     }
 
     /// The emulator's arguments for the machine around the processor.
     const fn arguments(self) -> &'static [&'static str] {
         match self {
-            // Both CPUs take turns in one thread. With a thread for each, one CPU runs into breakpoints that the kernel
-            // has already removed (`text_poke_bp`, which switches static keys), and the kernel crashes:
-            // `perf_sched_events`, in `__schedule`, is switched each time that perf events come or go.
-            Self::X86_64 => &["-accel", "tcg,thread=single", "-cpu", "max"],
-            // Here the kernel changes one instruction at a time.
-            Self::Aarch64 => {
-                &["-machine", "virt,gic-version=3", "-accel", "tcg,thread=multi", "-cpu", "neoverse-n1,pmu=off"]
-            }
+            Self::X86_64 => &["-cpu", "max"],
+            Self::Aarch64 => &["-machine", "virt,gic-version=3", "-cpu", "neoverse-n1,pmu=off"],
+            // Signatures by QEMU's own method: to compute those of the architecture takes most of the time.
+            Self::Aarch64Signing => &["-machine", "virt,gic-version=3", "-cpu", "max,pauth-impdef=on,pmu=off"],
         }
     }
+
+    /// The emulator's arguments for the machine's CPU, and its clock.
+    ///
+    /// The clock counts instructions, 4 ns for each: a timer interrupts between any two of them, and none is lost when the emulator
+    /// has to wait. Without that, QEMU only interrupts where a block of code begins, so the places of samples are not where the
+    /// time goes, and most instructions are never seen. Time passes at once when there is nothing to do.
+    ///
+    /// With a second CPU, one that waits for the other would do so to the next timer. And with a thread for each CPU, one runs
+    /// into breakpoints that the kernel has already removed (`text_poke_bp`, which switches static keys), and the kernel of
+    /// x86-64 crashes: `perf_sched_events`, in `__schedule`, is switched each time that perf events come or go.
+    const TIME: [&'static str; 6] = ["-accel", "tcg,thread=single", "-icount", "shift=2,sleep=off", "-smp", "1"];
 
     /// The device of its first serial line.
     const fn console(self) -> &'static str {
         match self {
             Self::X86_64 => "ttyS0",
-            Self::Aarch64 => "ttyAMA0",
+            Self::Aarch64 | Self::Aarch64Signing => "ttyAMA0",
         }
     }
 }
@@ -85,7 +94,7 @@ pub fn run(
 ) -> Result<()> {
     let processor = machine.processor;
     let mut qemu = Command::new(processor.qemu());
-    qemu.args(processor.arguments()).args(["-smp", "2", "-m", MEMORY]);
+    qemu.args(processor.arguments()).args(Processor::TIME).args(["-m", MEMORY]);
     // Shared memory, which the server of the root's files can access.
     qemu.arg("-object").arg(format!("memory-backend-memfd,id=memory,size={MEMORY},share=on"));
     qemu.args(["-numa", "node,memdev=memory"]);

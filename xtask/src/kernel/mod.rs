@@ -54,7 +54,7 @@ pub fn test(options: &KernelOptions, kernel: &str, filter: Option<&str>) -> Resu
     setup::setup_for(Scope::Tests)?;
     needs::install(Processor::X86_64)?;
     let image = Image::find(kernel)?;
-    variants::build_for(Scope::Tests)?;
+    variants::build_for(Scope::Tests, None)?;
     let jobs = Jobs::build(filter)?;
     let binary = match env::var_os("LJ_TRACE_BIN") {
         // It was built before.

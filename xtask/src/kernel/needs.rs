@@ -26,7 +26,7 @@ pub fn virtiofsd() -> Result<&'static Path> {
 pub fn install(processor: Processor) -> Result<()> {
     let emulator = match processor {
         Processor::X86_64 => (processor.qemu(), "qemu-system-x86"),
-        Processor::Aarch64 => (processor.qemu(), "qemu-system-arm"),
+        Processor::Aarch64 | Processor::Aarch64Signing => (processor.qemu(), "qemu-system-arm"),
     };
     let commands = COMMANDS.iter().chain([&emulator]).filter(|(command, _)| paths::find_command(command).is_none());
     let mut missing: Vec<String> = commands.map(|(_, package)| (*package).to_owned()).collect();

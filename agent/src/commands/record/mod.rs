@@ -22,7 +22,6 @@ use lj_trace_probes::calibrate::try_probe;
 use lj_trace_probes::guardian;
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::mechanism::Mechanism;
-use lj_trace_probes::object::{ALL_WORK, NoBpfPrograms, check_cpu_time};
 use lj_trace_probes::perf_event::{Clock, try_open};
 use lj_trace_process::Process;
 use lj_trace_process::privileges::{self, Capabilities, Capability, priority};
@@ -44,11 +43,6 @@ use crate::exit::{CommandError, ExitCode};
 pub fn run(args: &RecordArgs) -> Result<ExitCode, CommandError> {
     let started = Instant::now();
     let options = args.options()?;
-    let unavailable = |reason: NoBpfPrograms| CommandError::new(ExitCode::UNAVAILABLE, reason.to_string());
-    check_cpu_time().map_err(unavailable)?;
-    if !ALL_WORK && args.mode != Mode::Sysprof {
-        return Err(unavailable(NoBpfPrograms::OnlyCpuTime));
-    }
     if args.force {
         allow_replacing();
     }

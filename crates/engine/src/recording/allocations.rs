@@ -491,13 +491,13 @@ impl MemoryRecording {
     }
 
     /// Detaches the probes before the recording ends.
-    pub fn stop(&mut self) {
+    pub fn stop(&mut self, programs: &Programs) {
         self.stopped = Some(self.began.elapsed());
-        self.detach();
+        self.detach(programs);
     }
 
     /// Detaches the probes.
-    pub fn detach(&mut self) {
+    pub fn detach(&mut self, programs: &Programs) {
         if self.probes.are_lost() {
             let text = "lj-trace: LOST: the probes were gone before the recording ended, since the process that holds them \
                         (lj-trace-guard) was killed: allocations from then on are missing";
@@ -506,7 +506,7 @@ impl MemoryRecording {
         if let Some(bounded) = &mut self.bounded {
             bounded.end();
         }
-        self.probes.detach();
+        self.probes.detach(programs);
     }
 
     /// Starts the streams.

@@ -439,7 +439,7 @@ impl Recording {
             cpu.outputs.reports().add_modules(&self.process);
         }
         if let Some(memory) = &mut self.memory {
-            memory.detach();
+            memory.detach(&self.programs);
         }
         if let Some(Ok(requests)) = &mut self.requests {
             requests.end();
@@ -664,7 +664,7 @@ impl Recording {
         }
         let Some(share) = over_budget.memory else { return Ok(()) };
         if let Some(memory) = &mut self.memory {
-            memory.stop();
+            memory.stop(&self.programs);
             let text = format!(
                 "lj-trace: recording memory costs {} {:.0}% of its CPU time: stopped, what was recorded is kept \
                  (--overhead 5% records in windows that cost no more than that and estimates the rest; --max-overhead \

@@ -177,13 +177,13 @@ impl WaitUnderWay {
             header.vm = index as u32;
             (header.thread, header.cframe) = (thread.coroutine.thread, cframe);
             (header.lua_stack, header.lua_stack_end) = (thread.coroutine.stack, thread.coroutine.stack_end);
+            header.thread_base = thread.base;
             memo.look_at(&thread.coroutine);
             let config = vm.config();
             let of = (&thread.coroutine, thread.base);
             match top::find(memory, &config, &header.registers, of, cframe, (&mut record, &mut memo)) {
                 Ok(top) => {
-                    (header.vmstate, header.jit_base, header.thread_base) =
-                        (top.vmstate, top.jit_base, top.thread_base);
+                    (header.vmstate, header.jit_base) = (top.vmstate, top.jit_base);
                     header.flags |= top.flags;
                     header.trace_exit = top.trace_exit;
                     crosses = top.crosses != 0;

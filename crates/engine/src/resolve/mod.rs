@@ -7,6 +7,7 @@ mod naming;
 mod pipeline;
 mod plugins;
 mod requests;
+mod return_probe;
 mod routes;
 mod stack_ends;
 mod thread_names;

@@ -19,13 +19,14 @@ use lj_trace_probes::sample::Sample;
 use lj_trace_process::{KnownCode, Process, ProcessMemory};
 use lj_trace_profile::Frame as Named;
 use lj_trace_unwind::symbols::KernelSymbols;
-use lj_trace_unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
+use lj_trace_unwind::{CFrame, NativeStack, Registers, StackCopy, Unwinder, VmCode};
 
 use super::gone_areas::GoneAreas;
 use super::layout_decision::LayoutDecision;
 use super::machine_code::{self, machine_code};
 use super::naming::Namer;
 use super::requests::{LabelLayout, RequestLabeller, RequestTally, SampleRequest};
+use super::return_probe;
 use super::stack_ends::StackEnds;
 use super::thread_names::ThreadNames;
 use super::trace_table::SampledTrace;
@@ -492,17 +493,10 @@ impl Pipeline {
         let start = header.registers[reg::SP];
         let mut registers = Registers::all(header.registers);
         let mut bytes = Cow::Borrowed(sample.stack);
-        if header.return_slot != 0 {
-            if self.unwinder.in_uprobe_trampoline(registers.pc()) {
-                // The allocator has just returned into the trampoline, so its frame is not part of the stack.
-                registers.set(Register::PC, Some(header.return_address));
-                registers.set(Register::SP, Some(header.return_slot + 8));
-            } else if let Some(slot) = slot_in(sample.stack, start, header.return_slot)
-                && let Some(word) = sample.stack[slot.clone()].first_chunk()
-                && self.unwinder.in_uprobe_trampoline(u64::from_le_bytes(*word))
-            {
-                bytes.to_mut()[slot].copy_from_slice(&header.return_address.to_le_bytes());
-            }
+        if header.call_stack != 0
+            && let Some(trampoline) = self.unwinder.uprobe_trampoline()
+        {
+            return_probe::restore(&trampoline, header, &mut registers, &mut bytes);
         }
         let stack = StackCopy { start, bytes: &bytes };
         self.unwinder.unwind(&registers, &stack, &self.codes, &cframes(sample))
@@ -650,13 +644,6 @@ fn unresolved(frames: &[JoinedFrame]) -> BTreeSet<String> {
         _ => None,
     };
     frames.iter().filter_map(reason).collect()
-}
-
-/// The range of the word at `address` in a copy of the memory that begins at `start`.
-fn slot_in(copy: &[u8], start: u64, address: u64) -> Option<Range<usize>> {
-    let offset = usize::try_from(address.checked_sub(start)?).ok()?;
-    let slot = offset..offset.checked_add(8)?;
-    (slot.end <= copy.len()).then_some(slot)
 }
 
 /// The C frames that the kernel found, by address.

@@ -18,8 +18,8 @@ use lj_trace_luajit::table::entry;
 use lj_trace_luajit::value::{self, Value};
 use lj_trace_probes::sample::Sample;
 use lj_trace_process::{Process, ProcessMemory};
-use lj_trace_requests::{Accessor, RouteOutcome, Routes, RoutingProgram, Unrouted};
-use lj_trace_unwind::NativeStack;
+use lj_trace_requests::{Accessor, RouteOutcome, Routes, RoutingProgram, Unrouted, only_reads_on};
+use lj_trace_unwind::{NativeKind, NativeStack};
 
 /// The function of lua-nginx-module that returns the number of a request's `ngx.ctx`. Lua libraries call it by this name.
 const GET_REFERENCE: &str = "ngx_http_lua_ffi_get_ctx_ref";
@@ -248,7 +248,8 @@ impl ProcessRoutes {
         native: &NativeStack,
     ) -> RouteOutcome {
         let Some(routes) = &mut self.routes else { return RouteOutcome::NotLooked };
-        let is_changing = |tables: &[u64]| may_change(sample, native, vm, &self.luajit, tables);
+        let is_changing =
+            |tables: &[u64]| may_change(sample, native, vm, &self.luajit, tables) && !is_done(memory, native);
         routes.resolve(memory, &vm.layout, &sample.header.route, is_changing, is_string(memory, vm))
     }
 }
@@ -300,6 +301,17 @@ fn may_change(sample: &Sample<'_>, native: &NativeStack, vm: &Vm, luajit: &[Rang
     let (words, _) = sample.stack[..own].as_chunks::<8>();
     sample.header.registers.iter().any(|word| is_one(*word))
         || words.iter().any(|word| is_one(u64::from_le_bytes(*word)))
+}
+
+/// Whether the function that a sample hit changes nothing any more, and was called by the interpreter or by compiled code. Such
+/// are LuaJIT's functions that compute: where a compiled loop has called one, the table may be in a register of the loop.
+fn is_done(memory: &ProcessMemory, native: &NativeStack) -> bool {
+    /// Enough for the functions that compute.
+    const LENGTH: usize = 256;
+    let [innermost, caller, ..] = &native.frames[..] else { return false };
+    let is_called_by_lua = innermost.kind == NativeKind::Native && matches!(caller.kind, NativeKind::Vm { .. });
+    let code = memory.read::<[u8; LENGTH]>(innermost.pc);
+    !innermost.is_return && is_called_by_lua && code.is_ok_and(|code| only_reads_on(&code))
 }
 
 /// The code of the file in which there is code at `address`.

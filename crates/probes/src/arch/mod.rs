@@ -11,7 +11,6 @@
 //! | `count_down`, `copy_in_bulk` | code that clock ticks and watchpoints slow down, for measurements |
 //! | `next_instruction` | where a thread continues that a signal has interrupted |
 //! | `SYSTEM_CALL` | the prefix of the kernel's functions for system calls |
-//! | `HAS_ALL_PROGRAMS` | whether all BPF programs work on this processor, and not only the CPU sampler |
 //! | `is_virtual` | whether `/proc/cpuinfo` says that this is a virtual machine |
 //!
 //! Registers, also those that pass arguments, and the kernel's breakpoint are in [`lj_trace_common::arch`].
@@ -41,5 +40,5 @@ pub use x86_64::*;
 compile_error!(
     "lj-trace-probes does not support this processor yet. crates/probes/src/arch has to supply for it: MachineInstruction (decode, \
      size, name, control, effects, taken_if_zero), is_emulated, emulated, stepped, count_down, copy_in_bulk, \
-     next_instruction, is_virtual, SYSTEM_CALL, HAS_ALL_PROGRAMS. See docs/architectures.md"
+     next_instruction, is_virtual, SYSTEM_CALL. See docs/architectures.md"
 );

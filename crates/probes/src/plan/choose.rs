@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use lj_trace_common::arch::reg;
+
 use super::arguments::{Argument, ArgumentLocation, ArgumentState};
 use super::flow::{Flow, FlowNode};
 use super::{EventKind, Need};
@@ -76,14 +78,15 @@ pub(super) fn choose(code: &[u8], flow: &Flow, need: Need) -> Option<Vec<usize>>
     sets.remove(&0)?.into_iter().map(|set| set.points).find(|points| flow.passes_once(points))
 }
 
-/// Whether a probe at an instruction is cheap and sees all arguments of an event.
+/// Whether a probe at an instruction is cheap and sees all arguments of an event. Where calls leave the return address in a
+/// register, the programs also want to know who has called.
 fn is_candidate(code: &[u8], offset: usize, node: &FlowNode, need: Need) -> bool {
     let Some(state) = &node.state else { return false };
     let bytes = code.get(offset..offset + node.instruction.size());
     let needed = Argument::ALL.into_iter().filter(|&argument| need.has(argument));
     bytes.is_some_and(is_emulated)
         && state.before_any_call()
-        && (kind(state) == EventKind::Free || state.return_address_on_top())
+        && (state.return_address_in_place() || kind(state) == EventKind::Free && reg::LINK.is_none())
         && needed.map(|argument| state.location(argument)).all(|location| location != ArgumentLocation::Lost)
 }
 

@@ -210,6 +210,8 @@ mod tests {
         unsafe { libc::munmap(page, 4096) };
     }
 
+    // It has x86-64 code.
+    #[cfg(target_arch = "x86_64")]
     #[test]
     fn sees_hooks_but_not_breakpoints() {
         assert_eq!(first_difference(b"\x48\x85\xc9\x74", b"\x48\x85\xc9\x74"), None);
@@ -217,6 +219,8 @@ mod tests {
         assert_eq!(first_difference(b"\x48\x85\xc9\x74\x1b", b"\xe9\x00\x01\x00\x00"), Some(0));
     }
 
+    // It has x86-64 code.
+    #[cfg(target_arch = "x86_64")]
     #[test]
     fn guesses_a_length_only_where_it_is_clear() {
         // test rcx, rcx; je +8; mov rsi, rcx; jmp (back, out); mov rdi, rsi; ret; and the next function.

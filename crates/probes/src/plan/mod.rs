@@ -10,8 +10,10 @@ mod arguments;
 mod choose;
 mod flow;
 pub mod function;
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests;
+#[cfg(all(test, target_arch = "aarch64"))]
+mod tests_aarch64;
 
 use std::fmt;
 

@@ -7,6 +7,7 @@ use seccompiler::{
     SeccompFilter, SeccompRule as Rule,
 };
 
+use crate::page_map::page_size;
 use crate::privileges;
 
 /// How much address space a reader may take in addition to the program itself, in bytes: together with lj-trace's own
@@ -76,7 +77,7 @@ fn limit(resource: libc::__rlimit_resource_t, most: u64, more: u64) -> io::Resul
 fn own_size() -> io::Result<u64> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split_whitespace().next().and_then(|pages| pages.parse::<u64>().ok());
-    Ok(pages.ok_or(io::ErrorKind::InvalidData)?.saturating_mul(4096))
+    Ok(pages.ok_or(io::ErrorKind::InvalidData)?.saturating_mul(page_size()))
 }
 
 /// Makes the kernel end this process at any system call that reading does not need.

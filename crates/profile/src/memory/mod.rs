@@ -285,7 +285,11 @@ impl MemoryProfile {
         let others: HashSet<StackId> = others.map(|(_, made)| *made).collect();
         let stacks = &mut self.stacks;
         self.of_requests.retain(|(stack, _), made| {
-            !is_named(stack) || !others.contains(made) && stacks.name_function(*made, &named.name)
+            let is_kept = !is_named(stack) || !others.contains(made);
+            if is_kept && is_named(stack) {
+                stacks.name_function(*made, &named.name);
+            }
+            is_kept
         });
     }
 

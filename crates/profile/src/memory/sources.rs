@@ -109,13 +109,12 @@ impl Sources {
 
     /// Names the `stacks` that a function has without a name so far.
     pub fn name_function(&mut self, proto: u64, name: &Arc<str>, stacks: &mut StackTable) -> Option<NamedStacks> {
-        let mut of_it = self.unnamed.take(proto);
+        let of_it = self.unnamed.take(proto);
         if of_it.is_empty() {
             return None;
         }
-        // Those that stay as they are, because the named stack is there already, get no more events.
         self.stacks.retain(|_, stack| !of_it.contains(stack));
-        of_it.retain(|stack| stacks.name_function(*stack, name));
+        of_it.iter().for_each(|stack| stacks.name_function(*stack, name));
         Some(NamedStacks { name: name.clone(), stacks: of_it })
     }
 
@@ -384,6 +383,24 @@ mod tests {
         names.sources.forget_lines();
         names.sources.name_function(0x1000, &"work".into(), &mut names.stacks);
         assert_eq!(names.shown(), ["work@a.lua:5;a.lua:6 2", "work@a.lua:5;a.lua:7 1", "@a.lua:5;a.lua:8 1"]);
+    }
+
+    #[test]
+    fn a_function_whose_name_some_of_its_stacks_have_has_one_name() {
+        let mut names = Names::new();
+        let frames = |name: Option<&str>| {
+            vec![Frame::lua(name.map(Into::into), b"@a.lua", 5, None), Frame::Line { chunk: "a.lua".into(), line: 6 }]
+        };
+        // The second line was found when the name was known, but nobody was told the name yet.
+        for (address, name) in [(1, None), (2, Some("work"))] {
+            let source = Source::Trace { number: 3, mcode: Some(address) };
+            names.sources.line(source, SourceLine { frames: frames(name), prototype: 0x1000 });
+            names.of(source);
+        }
+        names.sources.name_function(0x1000, &"work".into(), &mut names.stacks);
+        assert_eq!(names.shown(), ["work@a.lua:5;a.lua:6 2"]);
+        names.of(Source::Trace { number: 3, mcode: Some(1) });
+        assert_eq!(names.shown(), ["work@a.lua:5;a.lua:6 2", "@a.lua:5;a.lua:6 1"]);
     }
 
     #[test]

@@ -44,6 +44,10 @@ impl StackTable {
             let labels = Labels { thread, state: labels.state, request: labels.request.clone(), ..Labels::default() };
             moved[id.index()] = Some(self.take_in(&labels, frames, weights));
         }
+        // What is taken from a stack was added to the one that it was joined with.
+        for (stack, other) in old.joined() {
+            moved[stack.index()] = moved[other.index()];
+        }
         // Every old stack has a new one.
         moved.into_iter().flatten().collect()
     }

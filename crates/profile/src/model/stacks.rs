@@ -51,6 +51,8 @@ pub struct StackTable {
     stacks: Vec<Weighted>,
     /// Keyed by the number of the labels, followed by the frames.
     stack_ids: AddrMap<Arc<[FrameId]>, StackId>,
+    /// Stacks that mean the same as another one since their function has a name.
+    joined: HashMap<StackId, StackId>,
     scratch: Vec<FrameId>,
     /// Roughly how much memory all of it takes, in bytes.
     bytes: usize,
@@ -136,10 +138,10 @@ impl StackTable {
         id
     }
 
-    /// Names the function of a stack that has none so far. Returns false if the table has this stack already: both stay as
-    /// they are.
-    pub fn name_function(&mut self, stack: StackId, name: &Arc<str>) -> bool {
-        let Some(old) = self.stacks.get(stack.index()).map(|stack| stack.key.clone()) else { return false };
+    /// Names the function of a stack that has none so far. If the table has this stack already, it gets the weights, and
+    /// whatever is added to the one without a name from now on.
+    pub fn name_function(&mut self, stack: StackId, name: &Arc<str>) {
+        let Some(old) = self.stacks.get(stack.index()).map(|stack| stack.key.clone()) else { return };
         let mut key = old.to_vec();
         for id in key.iter_mut().skip(1) {
             let Some(Frame::Lua { name: None, chunk, first_line: first_line @ 1.., line, compiled }) = self.frame(*id)
@@ -149,19 +151,43 @@ impl StackTable {
             let (chunk, name) = (chunk.clone(), Some(name.clone()));
             *id = self.intern(Frame::Lua { name, chunk, first_line: *first_line, line: *line, compiled: *compiled });
         }
-        if self.stack_ids.contains_key(&*key) {
-            return false;
+        if let Some(&named) = self.stack_ids.get(&*key) {
+            if named != stack {
+                self.join(stack, named);
+            }
+            return;
         }
         let key: Arc<[FrameId]> = key.into();
         self.stack_ids.remove(&old);
         self.stack_ids.insert(key.clone(), stack);
         self.stacks[stack.index()].key = key;
-        true
+    }
+
+    /// Makes `stack` mean the same as `other`.
+    fn join(&mut self, stack: StackId, other: StackId) {
+        let weights = std::mem::take(&mut self.stacks[stack.index()].weights);
+        let key = self.stacks[other.index()].key.clone();
+        let old = std::mem::replace(&mut self.stacks[stack.index()].key, key);
+        self.stack_ids.remove(&old);
+        self.joined.insert(stack, other);
+        weights.into_iter().enumerate().for_each(|(index, weight)| self.add(other, index, weight));
+    }
+
+    /// The stacks that mean the same as another one, each with that one.
+    pub(super) fn joined(&self) -> impl Iterator<Item = (StackId, StackId)> {
+        self.joined.iter().map(|(stack, other)| (*stack, *other))
+    }
+
+    /// The stack that has the weights of this one.
+    #[inline]
+    fn weighed(&self, stack: StackId) -> StackId {
+        if self.joined.is_empty() { stack } else { self.joined.get(&stack).copied().unwrap_or(stack) }
     }
 
     /// Adds to one weight of a stack.
     #[inline]
     pub fn add(&mut self, stack: StackId, index: usize, weight: u64) {
+        let stack = self.weighed(stack);
         if let Some(stack) = self.stacks.get_mut(stack.index()) {
             stack.weights[index] = stack.weights[index].saturating_add(weight);
         }
@@ -170,6 +196,7 @@ impl StackTable {
     /// Subtracts from one weight of a stack.
     #[inline]
     pub fn take(&mut self, stack: StackId, index: usize, weight: u64) {
+        let stack = self.weighed(stack);
         if let Some(stack) = self.stacks.get_mut(stack.index()) {
             stack.weights[index] = stack.weights[index].saturating_sub(weight);
         }
@@ -276,6 +303,30 @@ mod tests {
         stacks.take(b, 0, 1);
         assert_eq!(stacks.iter(1).collect::<Vec<_>>(), [(&frames[..1], 12)]);
         assert_eq!(stacks.totals()[1], 12);
+    }
+
+    #[test]
+    fn a_stack_that_gets_the_name_of_another_one_weighs_with_it() {
+        let mut stacks = StackTable::default();
+        let mut of = |name: Option<&str>| {
+            let frame = stacks.intern(Frame::lua(name.map(Into::into), b"@a.lua", 5, None));
+            stacks.stack(&[frame])
+        };
+        let (unnamed, named) = (of(None), of(Some("work")));
+        stacks.add(unnamed, 1, 7);
+        stacks.add(named, 1, 5);
+        stacks.name_function(unnamed, &"work".into());
+        stacks.add(unnamed, 1, 2);
+        stacks.take(unnamed, 1, 1);
+        let named = stacks.all_frames(named).unwrap().1.to_vec();
+        assert_eq!(stacks.iter(1).collect::<Vec<_>>(), [(&named[..], 13)]);
+        assert_eq!(stacks.all_frames(unnamed).unwrap().1, named);
+        // Named once more, nothing changes, and without a name it is a new stack.
+        stacks.name_function(unnamed, &"work".into());
+        let frame = stacks.intern(Frame::lua(None, b"@a.lua", 5, None));
+        let other = stacks.stack(&[frame]);
+        stacks.add(other, 1, 1);
+        assert_eq!(stacks.iter(1).map(|(_, weight)| weight).collect::<Vec<_>>(), [13, 1]);
     }
 
     #[test]

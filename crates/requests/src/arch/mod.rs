@@ -8,27 +8,35 @@
 //! | `read_reference` | what its function for `ngx.ctx` reads |
 //! | `read_fiber_self` | what Tarantool's function for the current fiber reads |
 //! | `count_calls` | how often code calls a function by its address |
+//! | `only_reads_on` | whether a function changes no memory any more |
 
 use lj_trace_common::memory::ReadMemory;
+
+mod value;
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 #[cfg(target_arch = "aarch64")]
-pub use aarch64::count_calls;
+pub use aarch64::{count_calls, only_reads_on};
 #[cfg(target_arch = "aarch64")]
 use aarch64::{read_accessor, read_fiber_self, read_reference};
+
+// Its parts are tested on every processor.
+#[cfg(all(test, not(target_arch = "aarch64")))]
+#[allow(dead_code, unused_imports, reason = "only its tests are wanted")]
+mod aarch64;
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
-pub use x86_64::count_calls;
+pub use x86_64::{count_calls, only_reads_on};
 #[cfg(target_arch = "x86_64")]
 use x86_64::{read_accessor, read_fiber_self, read_reference};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!(
     "lj-trace-requests does not support this processor yet. crates/requests/src/arch has to supply for it: read_accessor, \
-     read_fiber_self, read_reference, count_calls. See docs/architectures.md"
+     read_fiber_self, read_reference, count_calls, only_reads_on. See docs/architectures.md"
 );
 
 /// A field that lua-nginx-module has for each request.

@@ -17,9 +17,12 @@
 //! | `is_by_frame_pointer`, `ffi_call_row` | whether a row belongs to a function with a frame pointer; the right row where the one of `vm_ffi_call` is wrong |
 //! | `CODE_LENGTH`, `row_by_code` | the row of code without unwind information, and how many bytes of code it needs |
 //! | `PLT_SECTIONS`, `plt_stubs` | the stubs for calls of library functions, and the slots that they jump through |
+//! | `returns_of_calls` | the offsets to which the calls in compiled code return, where these addresses are not on the stack |
 //! | `references` | calls and loaded addresses of a compiled function ([`References`](crate::references::References)) |
 //! | `SIGNATURES` | the table of signatures of LuaJIT's functions ([`signatures`](crate::signatures)) |
 //! | `Unwinder::find_frame_pointer` | the frame pointer of a function, if it was lost and the code shows it |
+
+pub mod a64;
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -31,9 +34,9 @@ pub use aarch64::*;
 #[allow(dead_code, reason = "only its tests are wanted")]
 mod aarch64 {
     mod callbacks;
-    mod code;
     mod moved;
     mod plt;
+    mod references;
     mod results;
     mod trace_edges;
     mod vm_edges;
@@ -48,6 +51,6 @@ pub use x86_64::*;
 compile_error!(
     "lj-trace-unwind does not support this processor yet. crates/unwind/src/arch has to supply for it: VmText (new, \
      may_return_to, base_after_call, is_at_edge), unwind_interpreter, unwind_trace, leave_cframe, code_frame, edges, \
-     callback_code, is_ffi_call, is_by_frame_pointer, ffi_call_row, CODE_LENGTH, row_by_code, PLT_SECTIONS, plt_stubs, references, SIGNATURES, \
+     callback_code, is_ffi_call, is_by_frame_pointer, ffi_call_row, CODE_LENGTH, row_by_code, PLT_SECTIONS, plt_stubs, returns_of_calls, references, SIGNATURES, \
      Unwinder::find_frame_pointer. See docs/architectures.md"
 );

@@ -12,6 +12,3 @@ pub use measured::{copy_in_bulk, count_down, emulated, stepped};
 
 /// The prefix of the kernel's functions for system calls.
 pub const SYSTEM_CALL: &str = "__x64_sys_";
-
-/// Whether all BPF programs work on this processor.
-pub const HAS_ALL_PROGRAMS: bool = true;

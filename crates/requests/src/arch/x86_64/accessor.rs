@@ -4,29 +4,9 @@
 use iced_x86::{Code, Instruction, OpKind, Register};
 use lj_trace_common::memory::ReadMemory;
 
-use super::follow::{CodeReader, Tested, Values, follow};
+use super::follow::{CodeReader, Values, follow};
 use crate::arch::Accessor;
-
-/// The offset in a request of the pointer to its contexts, in bytes.
-const CONTEXTS: u64 = 0x10;
-
-/// The value of a register.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Value {
-    Unknown,
-    /// The request: the first argument.
-    Request,
-    /// The array of the request's contexts.
-    Contexts,
-    /// A number.
-    Number(u64),
-    /// The context with this index.
-    Context(u32),
-    /// A field of a context: its mask, and its offset in the context with this index.
-    Field(Accessor),
-    /// A pointer that is null.
-    Null,
-}
+use crate::arch::value::{CONTEXTS, RequestValue as Value, Tested};
 
 /// The fields that such a function reads; [`None`] if the code is not of that form.
 pub fn read_accessor(memory: &impl ReadMemory, code: &[u8], address: u64) -> Option<Accessor> {
@@ -58,12 +38,7 @@ impl<M: ReadMemory> CodeReader for FieldReader<'_, M> {
     }
 
     fn tested(&self, value: Value) -> Option<Tested> {
-        match value {
-            Value::Context(_) => Some(Tested::NotZero),
-            Value::Null => Some(Tested::Zero),
-            Value::Field(Accessor { mask: u32::MAX, .. }) => Some(Tested::NotNegative),
-            _ => None,
-        }
+        value.tested()
     }
 }
 
@@ -103,10 +78,10 @@ fn result(memory: &impl ReadMemory, values: &Values<Value>, instruction: &Instru
     match (values.of(base), index, width) {
         (Value::Number(number), Register::None, 64) => load(number.wrapping_add(displacement)),
         (Value::Request, Register::None, 64) if displacement == CONTEXTS => Value::Contexts,
-        (Value::Contexts, Register::None, 64) if displacement.is_multiple_of(8) => context(displacement / 8),
+        (Value::Contexts, Register::None, 64) if displacement.is_multiple_of(8) => Value::context(displacement / 8),
         (Value::Contexts, index, 64) if instruction.memory_index_scale() == 8 && displacement == 0 => {
             if let Value::Number(number) = values.of(index) {
-                context(number)
+                Value::context(number)
             } else {
                 Value::Unknown
             }
@@ -119,31 +94,10 @@ fn result(memory: &impl ReadMemory, values: &Values<Value>, instruction: &Instru
     }
 }
 
-fn context(index: u64) -> Value {
-    u32::try_from(index).map_or(Value::Unknown, Value::Context)
-}
-
 #[cfg(test)]
 mod tests {
-    use lj_trace_common::memory::{Pod, Unreadable};
-
     use super::*;
-
-    /// Memory with a table at 0x20. Its first entry points to the module at 0x30, whose index is 9.
-    struct Table;
-
-    impl ReadMemory for Table {
-        fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
-            let word: u64 = match address {
-                0x1020 => 0x1030,
-                0x1030 => 9,
-                _ => return Err(Unreadable),
-            };
-            assert_eq!(size_of::<T>(), 8);
-            // SAFETY: both are plain data of the same size.
-            Ok(unsafe { std::mem::transmute_copy(&word) })
-        }
-    }
+    use crate::arch::value::testing::Table;
 
     /// `mov off(%rip), %rax` at the start of the code, followed by `rest`.
     fn code(rest: &[u8]) -> Vec<u8> {

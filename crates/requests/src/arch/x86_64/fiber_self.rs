@@ -3,8 +3,9 @@
 use iced_x86::{Code, Instruction, OpKind, Register};
 use lj_trace_common::memory::ReadMemory;
 
-use super::follow::{CodeReader, Tested, Values, follow};
+use super::follow::{CodeReader, Values, follow};
 use crate::arch::FiberSelf;
+use crate::arch::value::Tested;
 
 /// The value of a register. Offsets are signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

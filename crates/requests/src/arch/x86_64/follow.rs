@@ -2,6 +2,8 @@
 
 use iced_x86::{ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
+use crate::arch::value::Tested;
+
 /// The most instructions to follow.
 const MOST_INSTRUCTIONS: usize = 40;
 
@@ -17,28 +19,15 @@ pub trait CodeReader {
     fn tested(&self, value: Self::Value) -> Option<Tested>;
 }
 
-/// What is known of a value that a function tests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tested {
-    /// It is not 0: a pointer.
-    NotZero,
-    /// It is 0.
-    Zero,
-    /// It is not negative.
-    NotNegative,
-}
-
-impl Tested {
-    /// Whether a jump on this condition is taken after the value was compared with 0; [`None`] if that is not known.
-    fn jumps(self, condition: ConditionCode) -> Option<bool> {
-        match (self, condition) {
-            (Self::NotZero, ConditionCode::e) | (Self::Zero, ConditionCode::ne) => Some(false),
-            (Self::NotZero, ConditionCode::ne) | (Self::Zero, ConditionCode::e) => Some(true),
-            // Such a test leaves no overflow.
-            (Self::NotNegative, ConditionCode::s | ConditionCode::l) => Some(false),
-            (Self::NotNegative, ConditionCode::ns | ConditionCode::ge) => Some(true),
-            _ => None,
-        }
+/// Whether a jump on this condition is taken after such a value was compared with 0; [`None`] if that is not known.
+fn jumps(tested: Tested, condition: ConditionCode) -> Option<bool> {
+    match (tested, condition) {
+        (Tested::NotZero, ConditionCode::e) | (Tested::Zero, ConditionCode::ne) => Some(false),
+        (Tested::NotZero, ConditionCode::ne) | (Tested::Zero, ConditionCode::e) => Some(true),
+        // Such a test leaves no overflow.
+        (Tested::NotNegative, ConditionCode::s | ConditionCode::l) => Some(false),
+        (Tested::NotNegative, ConditionCode::ns | ConditionCode::ge) => Some(true),
+        _ => None,
     }
 }
 
@@ -86,7 +75,7 @@ pub fn follow<R: CodeReader>(reader: &R, mut values: Values<R::Value>, code: &[u
             }
             FlowControl::ConditionalBranch => {
                 let tested: Tested = tested.take()?;
-                if tested.jumps(instruction.condition_code())? {
+                if jumps(tested, instruction.condition_code())? {
                     go_to(&mut decoder, address, instruction.near_branch_target())?;
                 }
                 continue;

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use lj_trace_common::layout::VmLayout;
 
-use super::code::{RET, branch, call, is_branch, jump, load_of, stores_field, word};
+use crate::arch::a64::{RET, branch, call, is_branch, jump, load_of, stores_field, word};
 
 /// The most instructions of such a function that are looked at: some 190 in fact.
 const MOST: usize = 512;

@@ -12,8 +12,8 @@
 
 use std::collections::BTreeSet;
 
-use super::code::{is_branch, is_call, jump, leaves, writes};
 use super::vm_edges::{BASE, STORE_LINK, Text};
+use crate::arch::a64::{is_branch, is_call, jump, leaves, writes};
 
 pub(super) const PC: u32 = 21;
 /// RB, which keeps BASE while that moves.

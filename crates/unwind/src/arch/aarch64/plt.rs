@@ -1,6 +1,6 @@
 //! The stubs of the procedure linkage table.
 
-use super::code::{load, page, word};
+use crate::arch::a64::{load, page, word};
 use crate::plt::PltStub;
 
 /// The sections that contain stubs.

@@ -10,9 +10,9 @@
 
 use std::collections::BTreeSet;
 
-use super::code::{is_call, leaves, writes};
 use super::moved::{LOAD_OUTER_PC, PC};
 use super::vm_edges::{BASE, Text};
+use crate::arch::a64::{is_call, leaves, writes};
 
 /// `stur xN, [x19, #-16]`, `stur dN, [x19, #-16]`, and `stp xN, xM, [x19, #-16]`, without the bits of N and M.
 const STORE: u32 = 0xf81f_0260;

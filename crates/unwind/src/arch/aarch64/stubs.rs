@@ -5,17 +5,24 @@
 //! [`vm_ffi_call`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L2330-L2380
 //! [its unwind entry]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_arm64.dasc#L4166-L4260
 
-use super::code::{RET, is_hint, word};
+use crate::arch::a64::{RET, is_hint, is_return, word};
 use crate::registers::Register;
 use crate::row::{CfaRule, SavedRule, UnwindRow};
 
 /// How many bytes of code [`row_by_code`] looks at.
 pub const CODE_LENGTH: usize = 24;
 
+/// The size of the frame of `vm_ffi_call`.
+const FFI_CALL_FRAME: i64 = 32;
+
 /// Whether the row of an address near the interpreter's end belongs to `vm_ffi_call`, which has its own unwind entry.
-/// The entry of the interpreter saves all callee-saved registers, the entry of `vm_ffi_call` only two.
+/// The entry of the interpreter saves all callee-saved registers, the entry of `vm_ffi_call` only two; and at the edges of
+/// `vm_ffi_call` its row is one of [`ffi_call_row`].
 pub fn is_ffi_call(row: &UnwindRow) -> bool {
-    is_by_frame_pointer(row) && !row.saved.iter().any(|(register, _)| *register == Register::X28)
+    match row.cfa {
+        CfaRule::Offset(Register::Sp, size) => [0, FFI_CALL_FRAME].contains(&size),
+        _ => is_by_frame_pointer(row) && !row.saved.iter().any(|(register, _)| *register == Register::X28),
+    }
 }
 
 /// Whether the row belongs to a function with a frame pointer whose frame ends right above its frame record.
@@ -23,28 +30,30 @@ pub fn is_by_frame_pointer(row: &UnwindRow) -> bool {
     matches!(row.cfa, CfaRule::Offset(Register::X29, 16))
 }
 
-/// The row of `vm_ffi_call` at its edges, where its unwind entry is wrong: `code` begins `offset` bytes into the function.
-pub fn ffi_call_row(offset: u64, code: &[u8]) -> Option<UnwindRow> {
+/// The row of `vm_ffi_call` at its edges, where its unwind entry, `row`, is wrong: `code` begins `offset` bytes into the
+/// function.
+pub fn ffi_call_row(offset: u64, code: &[u8], row: &UnwindRow) -> Option<UnwindRow> {
     /// Hints, two stores and the addition that sets the frame pointer: no later instruction belongs to the prologue.
     const PROLOGUE: u64 = 16;
     let word = word(code, 0)?;
-    let own = |saved: &[(Register, i64)], size: i64| UnwindRow {
-        cfa: CfaRule::Offset(Register::Sp, size),
-        saved: saved.iter().map(|&(register, at)| (register, SavedRule::AtCfa(at))).collect(),
+    let is_record = |register: Register| matches!(register, Register::X29 | Register::Pc);
+    let with = |is_saved: &dyn Fn(Register) -> bool| UnwindRow {
+        cfa: CfaRule::Offset(Register::Sp, FFI_CALL_FRAME),
+        saved: row.saved.iter().filter(|(register, _)| is_saved(*register)).cloned().collect(),
         signal: false,
     };
-    const PAIR: [(Register, i64); 2] = [(Register::X19, -24), (Register::X20, -32)];
-    const RECORD: [(Register, i64); 2] = [(Register::X29, -16), (Register::Pc, -8)];
     match word {
-        RET => Some(own(&[], 0)),
+        // Hints sign the return address before anything else, and check it after everything else.
+        word if is_return(word) || is_hint(word) => Some(in_register()),
+        // `ldp x20, x19, [sp], #32`, in either order: the frame record is in its registers again.
+        0xa8c2_4ff4 | 0xa8c2_53f3 => Some(with(&|register| !is_record(register))),
         _ if offset > PROLOGUE => None,
-        word if is_hint(word) => Some(own(&[], 0)),
-        // `stp x20, x19, [sp, #-32]!`, in either order; `stp x29, x30, [sp, #-32]!`
-        0xa9be_4ff4 | 0xa9be_53f3 | 0xa9be_7bfd => Some(own(&[], 0)),
+        // `stp x20, x19, [sp, #-32]!`, in either order
+        0xa9be_4ff4 | 0xa9be_53f3 => Some(in_register()),
         // `stp x29, x30, [sp, #16]`
-        0xa901_7bfd => Some(own(&PAIR, 32)),
+        0xa901_7bfd => Some(with(&|register| !is_record(register))),
         // `add x29, sp, #16`
-        0x9100_43fd => Some(own(&[PAIR, RECORD].concat(), 32)),
+        0x9100_43fd => Some(with(&|_| true)),
         _ => None,
     }
 }
@@ -124,15 +133,46 @@ mod tests {
         assert_eq!(row_by_code(&code(&[0xd280_1188, 0xd400_0001]), true), None, "another system call");
     }
 
+    /// Runs the prologue and the epilogue, and compares each row with where things are.
     #[test]
     fn ffi_calls_have_edges() {
-        let at = |offset, word: u32| ffi_call_row(offset, &word.to_le_bytes()).map(|row| (row.cfa, row.saved.len()));
+        let saved = [(Register::X19, -24), (Register::X20, -32), (Register::X29, -16), (Register::Pc, -8)];
+        let table = UnwindRow {
+            cfa: CfaRule::Offset(Register::X29, 16),
+            saved: saved.map(|(register, at)| (register, SavedRule::AtCfa(at))).into(),
+            signal: false,
+        };
+        let (all, pair) = (4, 2);
         let sp = |size| CfaRule::Offset(Register::Sp, size);
-        assert_eq!(at(0, 0xa9be_4ff4), Some((sp(0), 0)));
-        assert_eq!(at(4, 0xa901_7bfd), Some((sp(32), 2)));
-        assert_eq!(at(8, 0x9100_43fd), Some((sp(32), 4)));
-        assert_eq!(at(12, 0xaa00_03f3), None);
-        assert_eq!(at(100, 0xa901_7bfd), None);
-        assert_eq!(at(100, RET), Some((sp(0), 0)));
+        let body = || (CfaRule::Offset(Register::X29, 16), all);
+        let plain = vec![
+            (0xa9be_4ff4, (sp(0), 0)),
+            (0xa901_7bfd, (sp(32), pair)),
+            (0x9100_43fd, (sp(32), all)),
+            (0xaa00_03f3, body()),
+            (0x3940_3269, body()),
+            (0xd63f_0160, body()),
+            (0xd100_43bf, body()),
+            (0x6d02_8e62, body()),
+            (0xa941_7bfd, body()),
+            (0xa8c2_4ff4, (sp(32), pair)),
+            (RET, (sp(0), 0)),
+        ];
+        // `paciasp`, and what checks that.
+        let mut signed = vec![(0xd503_233f, (sp(0), 0))];
+        signed.extend(plain.clone());
+        signed.insert(signed.len() - 1, (0xd503_23bf, (sp(0), 0)));
+        // `retaa` checks the address, too.
+        let mut returning = signed.clone();
+        returning.truncate(signed.len() - 2);
+        returning.push((0xd65f_0bff, (sp(0), 0)));
+        for function in [plain, signed, returning] {
+            for (index, (word, expected)) in function.into_iter().enumerate() {
+                let row = ffi_call_row(4 * index as u64, &u32::to_le_bytes(word), &table);
+                let row = row.unwrap_or_else(|| table.clone());
+                assert!(is_ffi_call(&row), "{index}: {word:#x}");
+                assert_eq!((row.cfa, row.saved.len()), expected, "{index}: {word:#x}");
+            }
+        }
     }
 }

@@ -9,9 +9,9 @@
 
 use std::collections::BTreeSet;
 
-use super::code::{is_call, jump, leaves, load, writes};
 use super::moved::PC;
 use super::vm_edges::{BASE, Text};
+use crate::arch::a64::{is_call, jump, leaves, load, writes};
 
 /// `sub sp, sp, #16` makes the part of the native stack that all traces need.
 const MAKE_ROOM: u32 = 0xd100_43ff;

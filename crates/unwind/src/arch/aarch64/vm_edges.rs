@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use lj_trace_common::layout::VmLayout;
 
-use super::code::{branch, is_branch, is_call, jump, leaves, load, store, takes_stack_pointer};
 use super::trace_edges::Fields;
+use crate::arch::a64::{branch, is_branch, is_call, jump, leaves, load, store, takes_stack_pointer};
 use crate::vm_edges::Edges;
 
 /// `stur x21, [x19, #-8]` stores a frame's link.

@@ -11,7 +11,7 @@
 
 use std::collections::HashSet;
 
-use super::code::{
+use crate::arch::a64::{
     RET, adds_to, branch, is_branch, is_call, is_hint, jump, leaves, load_of, moves_stack, restores_pair, stored_pair,
     stores_field, stores_vectors, uses_as_address, word, writes,
 };

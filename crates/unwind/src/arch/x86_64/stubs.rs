@@ -23,8 +23,9 @@ pub fn is_by_frame_pointer(row: &UnwindRow) -> bool {
     matches!(row.cfa, CfaRule::Offset(Register::Rbp, 16))
 }
 
-/// The row of `vm_ffi_call` at its edges, where its unwind entry is wrong: `code` begins `offset` bytes into the function.
-pub fn ffi_call_row(offset: u64, code: &[u8]) -> Option<UnwindRow> {
+/// The row of `vm_ffi_call` at its edges, where its unwind entry is wrong: `code` begins `offset` bytes into the
+/// function.
+pub fn ffi_call_row(offset: u64, code: &[u8], _row: &UnwindRow) -> Option<UnwindRow> {
     ffi_call_edge(offset, code).map(|pushed| {
         let saved = [(Register::Rbp, FrameShape::slot(0))];
         UnwindRow::simple(Register::Rsp, 8 + 8 * pushed as i64, &saved[..pushed.min(1)])

@@ -1,6 +1,4 @@
-//! The A64 instructions that unwinding needs to know. Each has four bytes.
-
-use crate::references::References;
+//! A64 instructions, as far as lj-trace needs to know them. Each has four bytes.
 
 /// `ret`.
 pub const RET: u32 = 0xd65f_03c0;
@@ -10,6 +8,11 @@ const SP: u32 = 31;
 /// The instruction at `offset` bytes in `code`.
 pub fn word(code: &[u8], offset: usize) -> Option<u32> {
     Some(u32::from_le_bytes(*code.get(offset..)?.first_chunk()?))
+}
+
+/// Whether the instruction returns to the link register: `ret`, or `retaa` and `retab`, which check its signature.
+pub const fn is_return(word: u32) -> bool {
+    word == RET || word & !0x400 == 0xd65f_0bff
 }
 
 /// Whether the instruction is a hint: `nop`, `bti`, and those that sign addresses.
@@ -180,12 +183,6 @@ pub const fn takes_stack_pointer(word: u32) -> Option<u32> {
     if word & 0xffff_fbe0 == 0x9100_03e0 { Some(word & 31) } else { None }
 }
 
-/// The references in a function's code. There are no signatures of this processor's builds to compare them with, so it
-/// finds none.
-pub fn references(_code: &[u8], _start: u64) -> References {
-    References::default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,6 +215,7 @@ mod tests {
         assert!(![0xf940_03e1, 0x1400_0002, 0xd503_201f].into_iter().any(leaves));
         // nop; bti c; paciasp; and not ret
         assert!([0xd503_201f, 0xd503_245f, 0xd503_233f].into_iter().all(is_hint) && !is_hint(RET));
+        assert!([RET, 0xd65f_0bff, 0xd65f_0fff].into_iter().all(is_return) && !is_return(0xd65f_0020));
     }
 
     #[test]

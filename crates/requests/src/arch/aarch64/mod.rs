@@ -1,20 +1,17 @@
 //! AArch64 (arm64).
 
+mod accessor;
+mod flags;
+mod harmless;
+
 use lj_trace_common::memory::ReadMemory;
 
-use crate::arch::{Accessor, FiberSelf};
+use crate::arch::FiberSelf;
 
-/// Code of this processor cannot be read yet, so requests have no phase.
-pub fn read_accessor(_memory: &impl ReadMemory, _code: &[u8], _address: u64) -> Option<Accessor> {
-    None
-}
+pub use accessor::{read_accessor, read_reference};
+pub use harmless::only_reads_on;
 
-/// Neither can this, so requests have no routes.
-pub fn read_reference(_memory: &impl ReadMemory, _code: &[u8], _address: u64) -> Option<Accessor> {
-    None
-}
-
-/// Neither can this, so fibers have no labels.
+/// The function's code cannot be read yet, so fibers have no labels: there is no package of Tarantool for this processor.
 pub fn read_fiber_self(_memory: &impl ReadMemory, _code: &[u8], _address: u64) -> Option<FiberSelf> {
     None
 }
