@@ -178,7 +178,8 @@ fn a_kernel_without_windows_is_said_to_have_none() -> Result<()> {
 }
 
 /// Two generated programs whose collection cycles are far too fast for single readings: one that never sleeps, and one that
-/// sleeps after each turn of work. Errors are stated for 19 of 20 cases: twice as much is not exceeded by chance.
+/// sleeps after each turn of work. Errors are stated for 19 of 20 cases: twice as much is not exceeded by chance. They are larger where the
+/// host of a virtual machine takes CPU time away.
 #[test]
 fn totals_of_fast_cycles_are_within_twice_their_errors() -> Result<()> {
     /// The numbers of the programs, and the largest error that may be stated, as a share of the truth. Number 20 is on a CPU
@@ -191,7 +192,8 @@ fn totals_of_fast_cycles_are_within_twice_their_errors() -> Result<()> {
         println!("program {number}: {totals}, {:?} cycles", totals.cycles);
         ensure!(totals.cycles.value > 200.0 * totals.seconds, "program {number}: its cycles are slow");
         ensure!(totals.is_within(2.0), "program {number}: {totals}");
-        ensure!(totals.told.error.is_some_and(|error| error < largest * totals.truth), "program {number}: {totals}");
+        let largest = (largest + 5.0 * totals.stolen) * totals.truth;
+        ensure!(totals.told.error.is_some_and(|error| error < largest), "program {number}: {totals}");
     }
     Ok(())
 }

@@ -41,6 +41,8 @@ pub struct Totals {
     pub seconds: f64,
     /// The CPU time of the program in a second, in seconds.
     pub cpu: f64,
+    /// How much of the time that CPUs had work for was stolen by the host of this virtual machine, as a part.
+    pub stolen: f64,
 }
 
 impl Totals {
@@ -61,7 +63,9 @@ impl fmt::Display for Totals {
         let mib = |bytes: f64| bytes / 1_048_576.0;
         let stated = self.told.error.map_or_else(|| "measured".to_owned(), |error| format!("±{:.1}", mib(error)));
         let Self { truth, told, .. } = self;
-        write!(f, "{:.1} MiB, told {:.1} {stated} ({:+.1}%)", mib(*truth), mib(told.value), self.error() * 100.0)
+        let percent = |part: f64| part * 100.0;
+        write!(f, "{:.1} MiB, told {:.1} {stated} ({:+.1}%)", mib(*truth), mib(told.value), percent(self.error()))?;
+        write!(f, ", the host took {:.1}% of its CPUs' time", percent(self.stolen))
     }
 }
 
@@ -78,10 +82,10 @@ pub fn totals_of(program: &Program, seed: u64, budget: &str, time: Duration, fol
     let arguments = ["--pid", &pid, "--mode", "memprof", "--overhead", budget, "--force", "-o", &output];
     let mut tracer = Tracer::start(arguments)?;
     tracer.wait_until_attached()?;
-    let now = || -> Result<_> { Ok((Instant::now(), allocated(&counts)?, cpu_time(workload.pid())?)) };
-    let (from, before, cpu_before) = now()?;
+    let now = || -> Result<_> { Ok((Instant::now(), allocated(&counts)?, cpu_time(workload.pid())?, busy_time()?)) };
+    let (from, before, cpu_before, busy_before) = now()?;
     sleep(time);
-    let (to, after, cpu_after) = now()?;
+    let (to, after, cpu_after, busy) = now()?;
     tracer.signal(libc::SIGINT)?;
     tracer.wait()?.expect(0, &["lost               0"]);
     workload.kill()?;
@@ -94,7 +98,18 @@ pub fn totals_of(program: &Program, seed: u64, budget: &str, time: Duration, fol
         cycles: about.cycles.context("no cycles")?,
         seconds: about.recorded,
         cpu: (cpu_after - cpu_before) / passed,
+        stolen: (busy.1 - busy_before.1) / (busy.0 + busy.1 - busy_before.0 - busy_before.1).max(1.0),
     })
+}
+
+/// How long the machine's CPUs worked so far, and how long they could not since the host had taken them away: `/proc/stat`, in ticks.
+fn busy_time() -> Result<(f64, f64)> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let ticks = stat.split_whitespace().skip(1).take(8).map(str::parse).collect::<Result<Vec<f64>, _>>()?;
+    let [user, nice, system, _idle, _waiting, irq, softirq, stolen] = ticks[..] else {
+        anyhow::bail!("/proc/stat has {} columns", ticks.len())
+    };
+    Ok((user + nice + system + irq + softirq, stolen))
 }
 
 /// The bytes that a program has counted so far.

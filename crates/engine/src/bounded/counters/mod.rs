@@ -6,5 +6,6 @@ mod cpu_time;
 mod other_cpu;
 mod place;
 mod reader;
+mod stolen;
 
 pub use reader::Counters;

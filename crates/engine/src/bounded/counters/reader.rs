@@ -14,8 +14,9 @@ use lj_trace_process::{Process, ProcessMemory};
 
 use super::collector::Collector;
 use super::cpu_time::CpuTimeReader;
-use super::other_cpu::OtherCpu;
+use super::other_cpu::{Nearness, OtherCpu};
 use super::place::{CountersPlace, Raw};
+use super::stolen::StolenTime;
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
 
@@ -41,13 +42,16 @@ const LONG_IDLE_INTERVAL: Duration = Duration::from_millis(50);
 /// The number of equal readings in a row after which the reader uses `LONG_IDLE_INTERVAL`.
 const LONG_ALIKE: u32 = ALIKE + 125;
 
-/// Cycles with fewer readings than this are resolved by bursts of `BURST` readings.
+/// Cycles with fewer readings than this are resolved by bursts of readings, which take so long.
 const FEWEST_READINGS: u32 = 4;
-const BURST: u32 = 10;
+const BURST: Duration = Duration::from_micros(72);
 
-/// The time from one reading of a burst to the next: some in each cycle, even of the smallest heap. Each takes cache lines away from the
-/// program, which needs them for its next allocation.
+/// The time from one reading of a burst to the next: so many in each cycle, even of the smallest heap, and two in a burst after the first.
+/// Each reading takes cache lines away from the program, which needs them for its next allocation: with 8 µs, a program that does nothing
+/// but allocate made 5% less in bursts than between them.
+const READINGS_IN_BURSTS: u32 = 8;
 const SPACING: Duration = Duration::from_micros(8);
+const LONGEST_SPACING: Duration = Duration::from_micros(36);
 
 /// The number of intervals from one burst to the next. Bursts give rates, of which the mean of many counts, so there can be
 /// fewer of them; a thousand a second take 7% of a CPU.
@@ -122,6 +126,9 @@ impl Counters {
             pace: Pace::new(is_of_host),
             cycles: 0,
             skipped: 0,
+            stolen: StolenTime::new(),
+            bursts: 0,
+            on_core: 0,
             ran: None,
             judged_at: None,
             net: 0.0,
@@ -221,6 +228,8 @@ struct Pace {
     interval: Duration,
     /// Whether cycles are too fast for single readings.
     bursts: bool,
+    /// The time from one reading of a burst to the next.
+    spacing: Duration,
     /// The time since the last verdict.
     looked: Duration,
     /// The cycles since the last verdict about bursts, the CPU time in which they began, and how many readings differed from the previous
@@ -233,7 +242,16 @@ struct Pace {
 impl Pace {
     fn new(is_of_host: bool) -> Self {
         let interval = if is_of_host { INTERVAL_ON_HOST } else { INTERVAL };
-        Self { is_of_host, interval, bursts: false, looked: Duration::ZERO, begun: 0, ran: Duration::ZERO, moves: 0 }
+        Self {
+            is_of_host,
+            interval,
+            bursts: false,
+            spacing: SPACING,
+            looked: Duration::ZERO,
+            begun: 0,
+            ran: Duration::ZERO,
+            moves: 0,
+        }
     }
 
     /// The time to the next reading or burst, after so many equal readings in a row.
@@ -286,6 +304,7 @@ impl Pace {
         }
         if let Some((cycle, between)) = own {
             self.bursts = cycle < between * FEWEST_READINGS;
+            self.spacing = (cycle / READINGS_IN_BURSTS).clamp(SPACING, LONGEST_SPACING);
         }
     }
 }
@@ -313,6 +332,10 @@ struct Reader {
     polled: Polled,
     /// Bursts that were skipped, since they would have stopped the target.
     skipped: u32,
+    stolen: StolenTime,
+    /// Bursts since it was last looked at how much they disturb the program, and those of them on a thread of the program's core.
+    bursts: u32,
+    on_core: u32,
     /// The CPU time of the program, in seconds: at the last reading at which it was known, and when the length of cycles was last judged.
     ran: Option<f64>,
     judged_at: Option<f64>,
@@ -334,6 +357,7 @@ impl Reader {
             let is_news = has_changed || alike <= ALIKE || alike > LONG_ALIKE || alike % 8 == 0 || is_last;
             if is_last {
                 self.vms.iter_mut().for_each(|vm| vm.collector.end_bursts());
+                self.look_at_disturbance(true);
                 // Its last correction counts, even if it makes less of the sum.
                 self.net = 0.0;
             }
@@ -345,6 +369,7 @@ impl Reader {
                 checked = Instant::now();
                 let Self { memory, vms, .. } = self;
                 vms.iter_mut().for_each(|watched| watched.check(memory));
+                self.look_at_disturbance(false);
             }
             // Bursts at random times: a program that does something every few milliseconds must not be met at the same point of
             // it each time.
@@ -361,11 +386,14 @@ impl Reader {
 
     /// Reads the counters several times in a row.
     fn read_burst(&mut self) -> bool {
-        if !self.other_cpu.go() && self.skipped < MOST_SKIPPED {
+        let place = self.other_cpu.go();
+        if place == Nearness::OnCpu && self.skipped < MOST_SKIPPED {
             self.skipped += 1;
             return true;
         }
         self.skipped = 0;
+        self.bursts += 1;
+        self.on_core += u32::from(place == Nearness::OnCore);
         let before = self.threads_running();
         let has_changed = self.read(Readings::FirstOfBurst);
         let mut weight = std::mem::replace(&mut self.weight, 1.0);
@@ -382,8 +410,9 @@ impl Reader {
             }
         }
         let mut began = Instant::now();
-        for _ in 1..BURST {
-            while began.elapsed() < SPACING {
+        let spacing = self.pace.spacing;
+        for _ in 0..BURST.div_duration_f64(spacing).round() as u32 {
+            while began.elapsed() < spacing {
                 std::hint::spin_loop();
             }
             began = Instant::now();
@@ -405,6 +434,15 @@ impl Reader {
             (self.running, self.on_cpu) = (None, 1.0);
         }
         Some(f64::from(count.ok()?))
+    }
+
+    /// Tells the collectors now and then how much bursts have disturbed the program.
+    fn look_at_disturbance(&mut self, is_last: bool) {
+        if let Some(stolen) = self.stolen.share(is_last) {
+            let on_core = f64::from(self.on_core) / f64::from(self.bursts.max(1));
+            self.vms.iter_mut().for_each(|vm| vm.collector.disturbed(stolen, on_core));
+            (self.bursts, self.on_core) = (0, 0);
+        }
     }
 
     /// Adapts the pace to the length of cycles.
