@@ -76,6 +76,8 @@ pub struct Collector {
     rate: f64,
     /// The rate between the last two readings of one cycle, in bytes per second.
     last_rate: f64,
+    /// The bytes between two recent readings between which anything was allocated.
+    at_once: f64,
     /// The CPU time of the program up to now, and up to the last reading, in seconds, if it is known.
     ran: Option<f64>,
     ran_before: Option<f64>,
@@ -104,6 +106,9 @@ struct Burst {
 
 /// The most bytes of a string table (`LJ_MAX_STRTAB`, `lj_def.h`).
 const LARGEST_TABLE: u64 = 8 << 26;
+
+/// The readings with allocations over which it is averaged how much those show.
+const WAKES: f64 = 8.0;
 
 /// The seconds over which the rate is averaged: long enough for some readings, and shorter than a phase of a program.
 const RATE_OVER: f64 = 0.005;
@@ -152,12 +157,18 @@ impl Collector {
             } else if flipped && time <= ON_TIME {
                 self.flipped(&last, &raw, time).unwrap_or(rise)
             } else {
-                let net = usual.max(rise);
+                // What was allocated since the estimate was set is known, and a program that sleeps works as much as usual when it wakes up.
+                let since = self.difference(raw.estimate, raw.total);
+                let net = usual.max(rise).max(since).max(self.at_once);
                 self.net_doubt.guessed += net.max(0.0);
                 net
             }
         } else {
             let net = if last.state == FINALIZE && raw.state == FINALIZE { rise } else { rise - estimate };
+            if net > 0.0 {
+                let share = if self.at_once > 0.0 { 1.0 / WAKES } else { 1.0 };
+                self.at_once += (net - self.at_once) * share;
+            }
             let weight = (time / RATE_OVER).min(1.0);
             self.last_rate = (net / time).max(0.0);
             self.rate = self.rate * (1.0 - weight) + self.last_rate * weight;
@@ -550,6 +561,33 @@ mod tests {
         let ((by_clock, _), (by_cpu, guessed)) = (starved(false), starved(true));
         assert!(by_cpu.abs() < 0.01 && by_cpu.abs() * 2.0 < by_clock.abs(), "{by_clock} {by_cpu}");
         assert!(by_cpu.abs() < guessed, "{by_cpu} {guessed}");
+    }
+
+    /// It sleeps for 50 ms and allocates for half a millisecond, while readings are 8 ms apart: all of a turn is between two of them.
+    #[test]
+    fn a_program_that_wakes_up_now_and_then_does_as_much_in_each_turn() {
+        for seed in 0..20 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let turn = 20_000 + random.u64(0..100_000);
+            let (alive, mut collector) = (turn * random.u64(3..12), Collector::new(true));
+            let (mut total, mut estimate, mut white, mut garbage, mut allocated) = (alive, alive, 1, 0, 0);
+            for reading in 0..4000_u64 {
+                for _ in 0..if reading % 6 == 0 { 100 } else { 0 } {
+                    (total, allocated) = (total + turn / 100, allocated + turn / 100);
+                    // It sweeps as fast as it allocates, or faster.
+                    let swept = (turn / 50).min(garbage);
+                    (total, estimate, garbage) = (total - swept, estimate - swept, garbage - swept);
+                    if garbage == 0 && total >= 2 * alive {
+                        (white, estimate, garbage) = (white ^ 3, total, total - alive);
+                    }
+                }
+                collector.set_ran(Some(reading as f64 * 0.0001));
+                let raw = Raw { total, estimate, white, state: 4, allocated: None, table: 64 };
+                collector.add(reading as f64 * 0.008, raw);
+            }
+            let error = collector.net() / allocated as f64 - 1.0;
+            assert!(error.abs() < 0.02, "{seed}: {error}");
+        }
     }
 
     #[test]
