@@ -38,7 +38,7 @@ const BURST_ERROR: f64 = 0.3;
 const BURST_BIAS: f64 = 0.05;
 
 /// The same for each part of the CPU time that the host of a virtual machine takes away: the reader then slows down the program, most of
-/// all in bursts. [As measured](../../../../../docs/bounded.md), totals were too low by 2 to 3 times that part.
+/// all in bursts. [As measured](../../../../../docs/bounded.md), totals were too low by 1 to 3 times that part.
 const STOLEN_BIAS: f64 = 3.5;
 
 /// The same if the reader has only the other thread of the program's core.
