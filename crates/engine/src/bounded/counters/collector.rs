@@ -158,7 +158,9 @@ impl Collector {
                 self.flipped(&last, &raw, time).unwrap_or(rise)
             } else {
                 // What was allocated since the estimate was set is known, and a program that sleeps works as much as usual when it wakes up.
-                let since = self.difference(raw.estimate, raw.total);
+                // The phase sets the estimate last.
+                let is_set = raw.estimate != last.estimate;
+                let since = if is_set { self.difference(raw.estimate, raw.total) } else { 0.0 };
                 let net = usual.max(rise).max(since).max(self.at_once);
                 self.net_doubt.guessed += net.max(0.0);
                 net
