@@ -36,9 +36,30 @@ pub fn cpu_times(pid: u32) -> Result<[f64; 2]> {
 /// # Errors
 /// If /proc does not tell.
 pub fn stolen() -> Result<f64> {
+    Ok(of_all_cpus()?[STEAL])
+}
+
+/// How long the machine's CPUs have worked since it was started, in seconds.
+///
+/// # Errors
+/// If /proc does not tell.
+pub fn busy() -> Result<f64> {
+    const IDLE: usize = 3;
+    const WAITING: usize = 4;
+    let times = of_all_cpus()?;
+    Ok(times[..STEAL].iter().sum::<f64>() - times[IDLE] - times[WAITING])
+}
+
+/// The place of the time that the host has taken.
+const STEAL: usize = 7;
+
+/// What all CPUs together have done since the machine was started, in seconds.
+fn of_all_cpus() -> Result<Vec<f64>> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     // proc(5): the first line is the sum of all CPUs, and steal its 8th figure.
-    seconds(stat.split_whitespace().nth(8).context("/proc/stat is too short")?)
+    let times: Vec<_> = stat.split_whitespace().skip(1).take(STEAL + 1).map(seconds).collect::<Result<_>>()?;
+    ensure!(times.len() > STEAL, "/proc/stat is too short");
+    Ok(times)
 }
 
 /// A time as /proc tells it, in seconds.

@@ -15,7 +15,7 @@ use super::table::{Table, verdict};
 use crate::estimates::Estimates;
 use crate::programs::Program;
 use crate::tracer::Tracer;
-use crate::usage::cpu_time;
+use crate::usage::{busy, cpu_time, stolen};
 use crate::workload::Workload;
 
 /// The program, in `tests/lua`.
@@ -82,10 +82,12 @@ pub fn totals_of(program: &Program, seed: u64, budget: &str, time: Duration, fol
     let arguments = ["--pid", &pid, "--mode", "memprof", "--overhead", budget, "--force", "-o", &output];
     let mut tracer = Tracer::start(arguments)?;
     tracer.wait_until_attached()?;
-    let now = || -> Result<_> { Ok((Instant::now(), allocated(&counts)?, cpu_time(workload.pid())?, busy_time()?)) };
-    let (from, before, cpu_before, busy_before) = now()?;
+    let now =
+        || -> Result<_> { Ok((Instant::now(), allocated(&counts)?, cpu_time(workload.pid())?, [stolen()?, busy()?])) };
+    let (from, before, cpu_before, [stolen_before, busy_before]) = now()?;
     sleep(time);
-    let (to, after, cpu_after, busy) = now()?;
+    let (to, after, cpu_after, [stolen_after, busy_after]) = now()?;
+    let (stolen, busy) = (stolen_after - stolen_before, busy_after - busy_before);
     tracer.signal(libc::SIGINT)?;
     tracer.wait()?.expect(0, &["lost               0"]);
     workload.kill()?;
@@ -98,18 +100,8 @@ pub fn totals_of(program: &Program, seed: u64, budget: &str, time: Duration, fol
         cycles: about.cycles.context("no cycles")?,
         seconds: about.recorded,
         cpu: (cpu_after - cpu_before) / passed,
-        stolen: (busy.1 - busy_before.1) / (busy.0 + busy.1 - busy_before.0 - busy_before.1).max(1.0),
+        stolen: stolen / (busy + stolen).max(0.01),
     })
-}
-
-/// How long the machine's CPUs worked so far, and how long they could not since the host had taken them away: `/proc/stat`, in ticks.
-fn busy_time() -> Result<(f64, f64)> {
-    let stat = std::fs::read_to_string("/proc/stat")?;
-    let ticks = stat.split_whitespace().skip(1).take(8).map(str::parse).collect::<Result<Vec<f64>, _>>()?;
-    let [user, nice, system, _idle, _waiting, irq, softirq, stolen] = ticks[..] else {
-        anyhow::bail!("/proc/stat has {} columns", ticks.len())
-    };
-    Ok((user + nice + system + irq + softirq, stolen))
 }
 
 /// The bytes that a program has counted so far.

@@ -525,6 +525,17 @@ mod tests {
     }
 
     #[test]
+    fn an_old_estimate_says_nothing_of_what_was_allocated() {
+        let raw = |total, estimate, white, state| Raw { total, estimate, white, state, ..Raw::default() };
+        let mut collector = Collector::new(true);
+        collector.add(0.0, raw(1_000_000, 500_000, 1, 1));
+        collector.add(0.001, raw(1_001_000, 500_000, 1, 1));
+        // Late, and in the atomic phase.
+        collector.add(0.011, raw(1_003_000, 500_000, 2, 3));
+        assert!((3000.0..12_000.0).contains(&collector.net()), "{}", collector.net());
+    }
+
+    #[test]
     fn it_is_known_what_is_guessed() {
         let late = |every| {
             let (collector, allocated) = run(true, 1000, 40_000, 8, every);

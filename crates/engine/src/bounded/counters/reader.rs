@@ -392,6 +392,9 @@ impl Reader {
             return true;
         }
         self.skipped = 0;
+        if self.bursts == 0 {
+            self.stolen.begin();
+        }
         self.bursts += 1;
         self.on_core += u32::from(place == Nearness::OnCore);
         let before = self.threads_running();
@@ -438,6 +441,10 @@ impl Reader {
 
     /// Tells the collectors now and then how much bursts have disturbed the program.
     fn look_at_disturbance(&mut self, is_last: bool) {
+        // Most programs need no bursts, and an agent may record thousands of them.
+        if self.bursts == 0 && !is_last {
+            return;
+        }
         if let Some(stolen) = self.stolen.share(is_last) {
             let on_core = f64::from(self.on_core) / f64::from(self.bursts.max(1));
             self.vms.iter_mut().for_each(|vm| vm.collector.disturbed(stolen, on_core));

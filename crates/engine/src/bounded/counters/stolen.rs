@@ -2,7 +2,7 @@
 //! host: whoever runs on one of them then slows down what runs on the other, and so does a burst of readings.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt as _;
+use std::io::Read as _;
 use std::time::{Duration, Instant};
 
 /// The time over which the share is taken. The kernel counts in hundredths of a second, and many CPUs make the file long.
@@ -11,9 +11,9 @@ const OVER: Duration = Duration::from_secs(1);
 /// Reads the time that the host has taken.
 #[derive(Debug)]
 pub struct StolenTime {
-    stat: Option<File>,
     last: Option<Ticks>,
-    looked: Instant,
+    /// When that was read. [`None`] at first.
+    looked: Option<Instant>,
 }
 
 /// `/proc/stat`, in ticks, of all CPUs since the machine was started.
@@ -26,6 +26,13 @@ struct Ticks {
 }
 
 impl Ticks {
+    fn read() -> Option<Self> {
+        let mut bytes = [0; 256];
+        let length = File::open("/proc/stat").ok()?.read(&mut bytes).ok()?;
+        let (line, _) = std::str::from_utf8(bytes.get(..length)?).ok()?.split_once('\n')?;
+        Self::parse(line)
+    }
+
     /// The first line of the file, `proc_stat(5)`.
     fn parse(stat: &str) -> Option<Self> {
         let mut numbers = stat.strip_prefix("cpu ")?.split_ascii_whitespace().map_while(|number| number.parse().ok());
@@ -38,33 +45,31 @@ impl Ticks {
 }
 
 impl StolenTime {
-    /// Begins now.
+    /// Nothing is read before it [begins](Self::begin).
     pub fn new() -> Self {
-        let mut new = Self { stat: File::open("/proc/stat").ok(), last: None, looked: Instant::now() };
-        new.last = new.read();
-        new
+        Self { last: None, looked: None }
+    }
+
+    /// Begins now, if the last share is long ago.
+    pub fn begin(&mut self) {
+        if self.looked.is_none_or(|looked| looked.elapsed() >= OVER) {
+            (self.last, self.looked) = (Ticks::read(), Some(Instant::now()));
+        }
     }
 
     /// The share of the time that CPUs had work for which the host has taken away since the last share, if that is long enough ago, or
     /// if this is the `last` one.
     pub fn share(&mut self, last: bool) -> Option<f64> {
-        if self.looked.elapsed() < OVER && !last {
+        if self.looked.is_some_and(|looked| looked.elapsed() < OVER) && !last {
             return None;
         }
-        self.looked = Instant::now();
-        let now = self.read();
+        self.looked = Some(Instant::now());
+        let now = Ticks::read();
         let before = std::mem::replace(&mut self.last, now);
         Some(now.zip(before).map_or(0.0, |(now, before)| {
             let (busy, stolen) = ((now.busy - before.busy).max(0.0), (now.stolen - before.stolen).max(0.0));
             stolen / (busy + stolen).max(1.0)
         }))
-    }
-
-    fn read(&self) -> Option<Ticks> {
-        let mut bytes = [0; 256];
-        let length = self.stat.as_ref()?.read_at(&mut bytes, 0).ok()?;
-        let (line, _) = std::str::from_utf8(bytes.get(..length)?).ok()?.split_once('\n')?;
-        Ticks::parse(line)
     }
 }
 
@@ -79,6 +84,7 @@ mod tests {
         assert_eq!(Ticks::parse("cpu0 100 20 30 4000 500 6 7 8"), None);
         assert_eq!(Ticks::parse("cpu  100 20 30 4000"), None);
         let mut own = StolenTime::new();
+        own.begin();
         assert!(own.last.is_some());
         assert_eq!(own.share(false), None);
         assert!((0.0..=1.0).contains(&own.share(true).unwrap()));
