@@ -46,7 +46,7 @@ const VARIANTS: [Variant; 13] = [
     Variant {
         name: "lto",
         cflags: "-flto -ffat-lto-objects",
-        rustflags: "-Clinker-features=-lld -Clink-arg=-flto -Clink-arg=-O2",
+        rustflags: "-Clink-arg=-fuse-ld=bfd -Clink-arg=-flto -Clink-arg=-O2",
         scope: Scope::Matrix,
     },
     Variant { name: "stripped", cflags: "", rustflags: "-Cstrip=symbols", scope: Scope::Matrix },
