@@ -16,6 +16,11 @@ pub fn of_count(expected: f64) -> f64 {
     of_variance(expected)
 }
 
+/// The same if each event counts as `weight`, as samples do at a lowered rate.
+pub fn of_weighted_count(expected: f64, weight: f64) -> f64 {
+    weight * of_count(expected / weight)
+}
+
 /// By how much a share, from 0 to 1, may be off in so many samples that do not depend on each other (binomial).
 pub fn of_share(share: f64, samples: f64) -> f64 {
     let share = share.clamp(0.0, 1.0);

@@ -49,14 +49,16 @@ impl fmt::Display for Compared {
 /// Compares every function's share. None may be off by more than `limit` percentage points, or by what chance and the
 /// measuring explain, if that is less. On top of that comes the time that the machine's CPUs were taken away, `gone`, in seconds: each
 /// time it counts to one function in the one and to none in the other, at random.
-pub fn compare(truth: &Truth, folded: &Folded, limit: f64, gone: f64) -> Vec<Compared> {
+///
+/// `weight` is what a sample counts as, at most.
+pub fn compare(truth: &Truth, folded: &Folded, weight: f64, limit: f64, gone: f64) -> Vec<Compared> {
     let samples = folded.samples();
     let compared = truth.shares.iter().map(|share| {
         let measured = 100.0 * share.seconds / truth.total;
         let profiled = percent(folded.samples_where(|stack| stack.has(TRUTH, share.line)), samples);
         // What chance makes of a share of this many samples, and what the measuring itself costs in the functions that are called
         // most often.
-        let chance = of_percent(measured, samples as f64);
+        let chance = of_percent(measured, samples as f64 / weight);
         let part = measured / 100.0;
         let taken = (ERRORS * (part * (1.0 - part) * gone * TAKEN).sqrt()).min(gone);
         let tolerance = (0.3 + chance).min(limit) + 100.0 * taken / truth.total;
@@ -79,13 +81,15 @@ mod tests {
     fn tolerates_chance_alone() {
         let share = Share { name: "f".into(), line: 3, seconds: 0.5 };
         let truth = Truth { shares: vec![share], total: 1.0, ..Truth::default() };
-        let compare = |inside, outside| {
+        let compare = |inside, outside, weight| {
             let folded = Folded::parse(&format!("_start;f@truth.lua:3 {inside}\n_start {outside}\n")).unwrap();
-            compare(&truth, &folded, 100.0, 0.0).remove(0)
+            compare(&truth, &folded, weight, 100.0, 0.0).remove(0)
         };
-        assert!(compare(510, 490).agrees());
-        assert!(!compare(600, 400).agrees());
-        assert!(compare(6, 4).agrees());
-        assert!((compare(600, 400).difference() - 10.0).abs() < 1e-9);
+        assert!(compare(510, 490, 1.0).agrees());
+        assert!(!compare(600, 400, 1.0).agrees());
+        // These are ten samples.
+        assert!(compare(600, 400, 100.0).agrees());
+        assert!(compare(6, 4, 1.0).agrees());
+        assert!((compare(600, 400, 1.0).difference() - 10.0).abs() < 1e-9);
     }
 }

@@ -75,6 +75,12 @@ impl Outcome {
 }
 
 impl Outcome {
+    /// What a sample counts as, at most: more than 1 if the rate was lowered because samples cost too much.
+    pub fn weight(&self) -> f64 {
+        let said = self.stderr.split("counts as ").skip(1);
+        said.filter_map(|said| said.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()).fold(1.0, f64::max)
+    }
+
     /// The share, in percent, that the summary gives for `what`.
     ///
     /// # Errors

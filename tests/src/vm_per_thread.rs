@@ -9,7 +9,7 @@ use std::thread;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::allocations::{Allocations, Kind, Place};
-use crate::chance::of_count;
+use crate::chance::of_weighted_count;
 use crate::hosts::lua;
 use crate::pauses::Pauses;
 use crate::programs::{Program, SYSBENCH, WRK};
@@ -126,6 +126,7 @@ pub fn check_cpu(workload: &mut Workload, rate: u32) -> Result<(String, String)>
     let (paused, stolen) = (pauses.end(), stolen()? - stolen_before);
     let recorded = recording.stop()?;
     let said = &recorded.outcome.stderr;
+    let weight = recorded.outcome.weight();
     let mut largest: f64 = 0.0;
     for Measured { number, seconds, .. } in &measured {
         let is_its = |frame: &String| frame.contains(&format!("{}:", chunk(*number)));
@@ -144,7 +145,7 @@ pub fn check_cpu(workload: &mut Workload, rate: u32) -> Result<(String, String)>
         // As in `threads.rs`: as if samples fell at random. While the host has a CPU, the timer goes on or the CPU time does.
         let expected = seconds * f64::from(rate);
         let difference = samples as f64 - expected;
-        let [fewer, more] = [paused, stolen].map(|gone| of_count(expected) + gone * f64::from(rate));
+        let [fewer, more] = [paused, stolen].map(|gone| of_weighted_count(expected, weight) + gone * f64::from(rate));
         ensure!(
             (-fewer..=more).contains(&difference),
             "thread {number}: {samples} samples, expected {expected:.0}, {fewer:.0} fewer or {more:.0} more\n{said}"

@@ -169,7 +169,7 @@ fn sysprof(title: &str, host: Host) -> Result<()> {
     let folded = &recorded.folded;
     let samples = folded.samples();
 
-    let compared = compare(&truth, folded, f64::INFINITY, gone);
+    let compared = compare(&truth, folded, recorded.outcome.weight(), f64::INFINITY, gone);
     compared.iter().for_each(|share| println!("{share}"));
     let mut failures: Vec<_> =
         compared.iter().filter(|share| !share.agrees()).map(|share| format!("share: {share}")).collect();

@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace_tests::chance::of_count;
+use lj_trace_tests::chance::{of_count, of_weighted_count};
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::recording::Recording;
@@ -148,7 +148,7 @@ fn samples_that_cost_too_much_are_fewer_and_count_as_more() -> Result<()> {
         ensure!(number_before(outcome, " samples, ")? == samples as f64, "{samples}: {}", outcome.stderr);
         // Their error is that of samples which count as many. What is used until the summary is not in it.
         let [least, most] = [used, used + gone + 0.1].map(|seconds| seconds * RATE);
-        let tolerance = weight * of_count(most / weight);
+        let tolerance = of_weighted_count(most, weight);
         let verdict = format!("{events}: {samples} of {least:.0} to {most:.0}, tolerance {tolerance:.0}; {lowered}");
         println!("{verdict}");
         ensure!((least - tolerance..=most + tolerance).contains(&(samples as f64)), "{verdict}: {}", outcome.stderr);

@@ -3,7 +3,7 @@
 use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace_tests::chance::{of_count, of_percent};
+use lj_trace_tests::chance::{of_percent, of_weighted_count};
 use lj_trace_tests::pauses::Pauses;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::recording::{Recorded, Recording};
@@ -50,7 +50,7 @@ fn expect_each_once(recorded: &Recorded, report: &[String], process: Used) -> Re
         let [least, most] = [least, seconds + process.stolen].map(|seconds| seconds * f64::from(RATE));
         // As if the samples fell at random: they do better, but the scheduler cuts a thread's time into pieces of which none may
         // hold a whole period.
-        let tolerance = of_count(most);
+        let tolerance = of_weighted_count(most, recorded.outcome.weight());
         let verdict = format!("{what}: {samples} samples, expected {least:.0} to {most:.0}, tolerance {tolerance:.0}");
         println!("{verdict}");
         if !(least - tolerance..=most + tolerance).contains(&(samples as f64)) {
@@ -103,7 +103,7 @@ fn check_late(events: &str) -> Result<()> {
     let samples = recorded.folded.samples_where(|stack| stack.frames.iter().any(is_late));
     let used: f64 = report.iter().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
     let [least, most] = [used - SEARCH - paused, used + stolen].map(|seconds| seconds * f64::from(RATE));
-    let tolerance = of_count(most);
+    let tolerance = of_weighted_count(most, recorded.outcome.weight());
     let samples = samples as f64;
     let is_right = (least - tolerance..most + tolerance).contains(&samples);
     ensure!(is_right, "{samples} samples of {least:.0} to {most:.0}\n{}", recorded.outcome.stderr);

@@ -47,6 +47,8 @@ struct Run {
     paused: f64,
     /// The folded stacks that the recording wrote.
     folded: Folded,
+    /// What a sample counts as, at most.
+    weight: f64,
     /// Those that a report makes of the stream that it wrote too.
     of_stream: Folded,
     stream: Vec<u8>,
@@ -67,7 +69,8 @@ impl Case {
         let (paused, stolen) = (pauses.end(), stolen()? - before);
         let recorded = recording.stop()?;
         let (of_stream, stream) = (recorded.folded_of_stream()?, recorded.stream()?);
-        Ok(Some(Run { truth, stolen, paused, folded: recorded.folded, of_stream, stream }))
+        let weight = recorded.outcome.weight();
+        Ok(Some(Run { truth, stolen, paused, weight, folded: recorded.folded, of_stream, stream }))
     }
 }
 
@@ -89,7 +92,7 @@ fn for_every_case(check: impl Fn(&Run) -> Vec<String>) {
 #[test]
 fn shares_are_what_the_program_measured() {
     for_every_case(|run| {
-        let compared = compare(&run.truth, &run.folded, LIMIT, run.stolen + run.paused);
+        let compared = compare(&run.truth, &run.folded, run.weight, LIMIT, run.stolen + run.paused);
         compared.iter().for_each(|share| println!("{share}"));
         compared.iter().filter(|share| !share.agrees()).map(ToString::to_string).collect()
     });

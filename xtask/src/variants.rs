@@ -25,6 +25,10 @@ struct Variant {
 
 /// Only x86-64 has it.
 const NO_GC64: &str = "-DLUAJIT_DISABLE_GC64";
+/// A VM wants memory below 2^47. On arm64, the C library's `malloc` has none there.
+const SYSTEM_ALLOCATOR: &str = "-DLUAJIT_USE_SYSMALLOC";
+/// What only x86-64 has.
+const X86_64_ONLY: [&str; 2] = [NO_GC64, SYSTEM_ALLOCATOR];
 
 const fn option(name: &'static str, cflags: &'static str) -> Variant {
     Variant { name, cflags, rustflags: "", scope: Scope::Matrix }
@@ -35,7 +39,7 @@ const VARIANTS: [Variant; 13] = [
     option("gc64-off", NO_GC64),
     option("jit-off", "-DLUAJIT_DISABLE_JIT"),
     option("ffi-off", "-DLUAJIT_DISABLE_FFI"),
-    option("sysmalloc", "-DLUAJIT_USE_SYSMALLOC"),
+    option("sysmalloc", SYSTEM_ALLOCATOR),
     option("nummode-2", "-DLUAJIT_NUMMODE=2"),
     option("lua52compat", "-DLUAJIT_ENABLE_LUA52COMPAT"),
     option("table-bump", "-DLUAJIT_ENABLE_TABLE_BUMP"),
@@ -58,7 +62,7 @@ fn folder(target: Option<Target>) -> PathBuf {
 
 /// Builds the missing variants, for this machine or another; each takes half a minute. Returns the folder with them.
 pub fn build_for(scope: Scope, target: Option<Target>) -> Result<PathBuf> {
-    let runs = |variant: &&Variant| target.is_none() || variant.cflags != NO_GC64;
+    let runs = |variant: &&Variant| target.is_none() || !X86_64_ONLY.contains(&variant.cflags);
     VARIANTS
         .iter()
         .filter(|variant| variant.scope <= scope)

@@ -62,8 +62,9 @@ const ELSEWHERE: [(&str, &str); 13] = [
     ("libluajit2-5.1-2", "luajit2"),
 ];
 
-/// Programs of the tests that Debian does not have for arm64, or not with LuaJIT (neovim), or that are too large.
-pub const WITHOUT: [&str; 14] = [
+/// Programs of the tests that Debian does not have for arm64, or not with LuaJIT (neovim), that cannot be built for it, or that
+/// are too large.
+pub const WITHOUT: [&str; 15] = [
     "chromium",
     "duckdb",
     "gc64-off",
@@ -76,6 +77,7 @@ pub const WITHOUT: [&str; 14] = [
     "parca",
     "perf",
     "pyroscope",
+    "sysmalloc",
     "tarantool",
     "tmux",
 ];

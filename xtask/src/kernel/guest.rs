@@ -74,13 +74,14 @@ fn script(environment: &[(&str, String)], jobs: &Jobs, times: Times) -> String {
         let name = &job.name;
         let file = &job.file;
         // A test that is stopped leaves processes behind; they are killed with its process group.
+        // libtest prints a test's name at the beginning of the test's first line.
         let _ = writeln!(
             script,
             "began=$(date +%s)\n\
              echo '{MARK}begin {file} {name}'\n\
              timeout --kill-after=5 {limit} {binary} --exact '{file}::{name}' --include-ignored --test-threads=1 --nocapture > /tmp/output 2>&1\n\
              status=$?\n\
-             grep '^cell: ' /tmp/output | sed 's/^/{MARK}| /'\n\
+             sed -n 's/^test [^ ]* [.][.][.] cell: /cell: /; s/^cell: /{MARK}| cell: /p' /tmp/output\n\
              reason=$(grep -oE '(NOT RUN|not tested): .*' /tmp/output)\n\
              if [ $status != 0 ]; then {{ grep -m1 -A3 -E '{WHY}' /tmp/output; tail -{SHOWN} /tmp/output; }} | sed 's/^/{MARK}| /'\n\
              elif [ -n \"$reason\" ]; then status={NOT_RUN}; echo \"{MARK}| $reason\"; fi\n\
