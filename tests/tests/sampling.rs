@@ -141,7 +141,7 @@ fn samples_that_cost_too_much_are_fewer_and_count_as_more() -> Result<()> {
         let outcome = &recorded.outcome;
         outcome.expect(0, &["from now on", "rate lowered"]);
         let lowered = outcome.stderr.lines().find(|line| line.contains("rate lowered")).context("not lowered")?;
-        let weight: f64 = lowered.rsplit(' ').next().context("no weight")?.parse()?;
+        let weight = outcome.weight();
         let lost: f64 = outcome.stderr.lines().filter(|line| line.starts_with("LOST: ")).count() as f64;
         ensure!(weight >= 2.0 && lost == 0.0, "{}", outcome.stderr);
         let samples = recorded.folded.samples();

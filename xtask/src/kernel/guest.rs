@@ -12,6 +12,9 @@ use crate::paths;
 /// The prefix of the script's lines: everything else on the console comes from the kernel.
 pub const MARK: &str = "@@ ";
 
+/// Finds what a test says for the matrix, as sed does. libtest prints a test's name before the test's first line.
+const CELL: &str = "s/^(test [^ ]* [.]{3} )?(cell: )/MARK| \\2/p";
+
 /// The status of a test that prints `NOT RUN` or `not tested` with a reason.
 pub const NOT_RUN: &str = "not-run";
 
@@ -69,19 +72,19 @@ fn script(environment: &[(&str, String)], jobs: &Jobs, times: Times) -> String {
     let _ = writeln!(script, "ip link set lo up");
     let _ = writeln!(script, "cd {}", quoted(&paths::root().join("tests").display().to_string()));
     let _ = writeln!(script, "echo \"{MARK}kernel $(uname -r)\"");
+    let cell = CELL.replace("MARK", MARK);
     for job in &jobs.jobs {
         let binary = quoted(&job.binary.display().to_string());
         let name = &job.name;
         let file = &job.file;
         // A test that is stopped leaves processes behind; they are killed with its process group.
-        // libtest prints a test's name at the beginning of the test's first line.
         let _ = writeln!(
             script,
             "began=$(date +%s)\n\
              echo '{MARK}begin {file} {name}'\n\
              timeout --kill-after=5 {limit} {binary} --exact '{file}::{name}' --include-ignored --test-threads=1 --nocapture > /tmp/output 2>&1\n\
              status=$?\n\
-             sed -n 's/^test [^ ]* [.][.][.] cell: /cell: /; s/^cell: /{MARK}| cell: /p' /tmp/output\n\
+             sed -nE '{cell}' /tmp/output\n\
              reason=$(grep -oE '(NOT RUN|not tested): .*' /tmp/output)\n\
              if [ $status != 0 ]; then {{ grep -m1 -A3 -E '{WHY}' /tmp/output; tail -{SHOWN} /tmp/output; }} | sed 's/^/{MARK}| /'\n\
              elif [ -n \"$reason\" ]; then status={NOT_RUN}; echo \"{MARK}| $reason\"; fi\n\
@@ -110,6 +113,15 @@ mod tests {
         assert!(script.contains("export LJ_TRACE_BIN='/a b'\n"), "{script}");
         assert!(script.contains("'/target/it'\\''s' --exact 'truth::two' --include-ignored"), "{script}");
         assert_eq!(script.matches("@@ begin").count(), 2);
+    }
+
+    #[test]
+    fn all_is_found_that_a_test_says_for_the_matrix() {
+        let said = "running 1 test\ntest matrix::a::b ... cell: title: `a`\nno cell: figures\ncell: figures: 1\nok\n";
+        let (output, expression) = (quoted(said), quoted(&CELL.replace("MARK", MARK)));
+        let sed = format!("printf %s {output} | sed -nE {expression}");
+        let found = crate::run::output(std::process::Command::new("sh").args(["-c", &sed])).unwrap();
+        assert_eq!(found.lines().collect::<Vec<_>>(), ["@@ | cell: title: `a`", "@@ | cell: figures: 1"]);
     }
 
     #[test]
