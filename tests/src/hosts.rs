@@ -88,10 +88,12 @@ fn dnsdist(program: &Program, scratch: &Path, script: &str, arguments: &[&str]) 
     Ok(command)
 }
 
-/// Its own Lua files are looked for where the package would install them: they are there for this process alone.
+/// Its own Lua files are looked for where the package would install them: if it is not installed, they are there for this process
+/// alone.
 fn knot_resolver(program: &Program, scratch: &Path, script: &str, arguments: &[&str]) -> Result<Command> {
-    /// Mounts, in the namespace of this process, the folder `$1` over `$2`, and becomes the program.
-    const OVER: &str = r#"mount -t overlay overlay -o "lowerdir=$1:$2" "$2" && shift 2 && exec "$@""#;
+    /// Mounts, in the namespace of this process, the folder `$1` over `$2` unless they are the same, and becomes the program.
+    const OVER: &str =
+        r#"[ "$1" -ef "$2" ] || mount -t overlay overlay -o "lowerdir=$1:$2" "$2" && shift 2 && exec "$@""#;
     // It changes into its working folder, where it leaves files.
     fs::copy(lua().join(script), scratch.join(script))?;
     let configuration = scratch.join("kresd.conf");

@@ -93,7 +93,7 @@ fn in_machine(kind: Kind, root: &Root, mut jobs: Jobs, minutes: u64, mut take: i
     let set = |name| Some((name, std::env::var(name).ok()?));
     environment.extend(["LJ_TRACE_TEST_KILLS", "LJ_TRACE_REQUEST_SEEDS"].into_iter().filter_map(set));
     let script = guest::write_script(&folder, &environment, &jobs, Times::OTHER_KIND)?;
-    let image = Image::of_file(&root.vmlinuz)?;
+    let image = Image { vmlinuz: root.vmlinuz.clone(), modules: None };
     let shell = root.root.join(needs::BUSYBOX.trim_start_matches('/'));
     let origin = Origin::Copied { clone: paths::root(), programs: &programs };
     let initramfs = initramfs::make(&image, &shell, &origin, &script, &folder)?;

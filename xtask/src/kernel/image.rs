@@ -38,7 +38,7 @@ impl Image {
     }
 
     /// The kernel in this file, `.../boot/vmlinuz-RELEASE`, with the modules beside it.
-    pub fn of_file(vmlinuz: &Path) -> Result<Self> {
+    fn of_file(vmlinuz: &Path) -> Result<Self> {
         let name = vmlinuz.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let release = name.strip_prefix("vmlinuz-").unwrap_or(&name);
         let root = vmlinuz.parent().and_then(Path::parent).unwrap_or(Path::new("/"));

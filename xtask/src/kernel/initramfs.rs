@@ -12,8 +12,8 @@ use super::guest::quoted;
 use super::image::Image;
 use crate::run::output;
 
-/// Modules for the root file system and for tests, each after those that it depends on. Some kernels have them built in.
-const MODULES: [&str; 8] = [
+/// Modules, each after those that it depends on. Some kernels have them built in.
+const MODULES: [&str; 7] = [
     "drivers/virtio/virtio_ring",
     "drivers/virtio/virtio",
     "drivers/virtio/virtio_pci_modern_dev",
@@ -21,7 +21,6 @@ const MODULES: [&str; 8] = [
     "drivers/virtio/virtio_pci",
     "fs/fuse/fuse",
     "fs/fuse/virtiofs",
-    "fs/overlayfs/overlay",
 ];
 
 /// Mounts the root, and continues there with the script whose path follows.
