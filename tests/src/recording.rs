@@ -51,6 +51,11 @@ impl Recording {
         Ok(recording)
     }
 
+    /// lj-trace's own process.
+    pub fn pid(&self) -> u32 {
+        self.tracer.pid()
+    }
+
     /// The file of the stream.
     pub fn stream(&self) -> PathBuf {
         self.folder.path().join(STREAM)

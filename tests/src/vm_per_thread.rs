@@ -128,6 +128,7 @@ pub fn check_cpu(workload: &mut Workload, rate: u32) -> Result<(String, String)>
     let said = &recorded.outcome.stderr;
     let weight = recorded.outcome.weight();
     let mut largest: f64 = 0.0;
+    let [mut all, mut expected_of_all] = [0.0; 2];
     for Measured { number, seconds, .. } in &measured {
         let is_its = |frame: &String| frame.contains(&format!("{}:", chunk(*number)));
         let own = || recorded.folded.stacks.iter().filter(|stack| stack.frames.iter().any(is_its));
@@ -151,14 +152,22 @@ pub fn check_cpu(workload: &mut Workload, rate: u32) -> Result<(String, String)>
             "thread {number}: {samples} samples, expected {expected:.0}, {fewer:.0} fewer or {more:.0} more\n{said}"
         );
         largest = largest.max(100.0 * difference.abs() / expected);
+        (all, expected_of_all) = (all + samples as f64, expected_of_all + expected);
     }
+    let gone_of_all = |gone: f64| gone * f64::from(rate) * THREADS as f64;
+    let [fewer, more] = [paused, stolen].map(|gone| of_weighted_count(expected_of_all, weight) + gone_of_all(gone));
+    ensure!(
+        (-fewer..=more).contains(&(all - expected_of_all)),
+        "all threads: {all} samples, expected {expected_of_all:.0}, {fewer:.0} fewer or {more:.0} more\n{said}"
+    );
     let complete = ["Lua complete", "native complete"].map(|what| recorded.share(what));
     let [lua, native] = complete.map(|share| share.unwrap_or(0.0));
     ensure!(lua >= 99.0 && native >= 99.0, "{lua}% of the Lua stacks are complete, {native}% of the native: {said}");
     let figures = format!(
-        "{} samples in {THREADS} VMs; each thread's off by {largest:.1} % at most of what its CPU time has; complete: \
+        "{} samples in {THREADS} VMs, {:+.1} % of what their CPU time has, each thread's off by {largest:.1} % at most; complete: \
          {lua:.1}% of the Lua stacks, {native:.1}% of the native ones",
-        recorded.folded.samples()
+        recorded.folded.samples(),
+        100.0 * (all - expected_of_all) / expected_of_all
     );
     Ok((figures, said.clone()))
 }

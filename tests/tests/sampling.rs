@@ -175,3 +175,29 @@ fn the_time_is_over_when_it_is() -> Result<()> {
     }
     Ok(())
 }
+
+/// lj-trace needs nearly half of the CPU here. Without care, none of its work would meet a tick, and the program would get 80%
+/// too many samples.
+#[test]
+fn lj_trace_on_the_same_cpu_takes_no_samples_for_its_own_time() -> Result<()> {
+    const RATE: f64 = 50.0;
+    const CPU: &str = "0";
+    let workload = neighbour()?;
+    let recording = Recording::attached(&workload, &["--rate", &RATE.to_string(), "--slow-down", "9ms"])?;
+    for pid in [workload.pid(), recording.pid()] {
+        let status = Command::new("taskset").args(["-a", "-p", "-c", CPU, &pid.to_string()]).status()?;
+        ensure!(status.success(), "taskset: {status}");
+    }
+    // What it has done elsewhere is not counted.
+    let recorded_before = cpu_time(recording.pid())?;
+    let (used, gone) = (cpu_time(workload.pid())?, stolen()?);
+    let_work(workload.pid(), 5.0)?;
+    let (used, gone) = (cpu_time(workload.pid())? - used, stolen()? - gone);
+    let own = cpu_time(recording.pid())? - recorded_before;
+    let recorded = recording.stop()?;
+    ensure!(recorded.outcome.stderr.contains(ON_CPUS), "{}", recorded.outcome.stderr);
+    println!("lj-trace has used {own:.1} s, the program {used:.1}");
+    ensure!(own > 0.3 * used, "lj-trace has used {own} s only, the program {used}");
+    recorded.outcome.expect(0, &["lost               0"]);
+    expect_samples("on the same CPU", recorded.folded.samples(), RATE, used, gone)
+}

@@ -255,7 +255,7 @@ impl Look<'_> {
             left -= 1;
         }
         let intervals = self.watched.iter().map(|own| own.recording.interval(Instant::now()));
-        Ok(intervals.min().unwrap_or(poll_interval::SHORTEST))
+        Ok(poll_interval::earliest(intervals).unwrap_or(poll_interval::SHORTEST))
     }
 
     /// Ends an interval. Adds new processes, and notes which have exited.

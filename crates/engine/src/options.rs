@@ -190,7 +190,7 @@ pub struct Testing {
     pub events: EventPlaces,
     /// Do not track requests: the baseline for measuring what labels cost.
     pub no_requests: bool,
-    /// The time to sleep after each sample.
+    /// The CPU time to spend on each sample besides.
     pub slow_down: Option<Duration>,
     /// When to use watchpoints.
     pub watchpoint: UseWatchpoint,

@@ -1,6 +1,7 @@
 //! The clock of samples.
 
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 /// The current time on the clock of samples: nanoseconds of the machine's `CLOCK_MONOTONIC`, even if lj-trace runs in a
 /// time namespace.
@@ -13,6 +14,11 @@ pub fn now() -> u64 {
     // SAFETY: the pointer is to a timespec of ours.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     (time.tv_sec * NANOSECONDS + time.tv_nsec - *OFFSET) as u64
+}
+
+/// When the clock of samples had this time; [`None`] if that is before all that [`Instant`] knows.
+pub fn instant_of(time: u64) -> Option<Instant> {
+    Instant::now().checked_sub(Duration::from_nanos(now().saturating_sub(time)))
 }
 
 const NANOSECONDS: i64 = 1_000_000_000;

@@ -212,7 +212,7 @@ fn cpu_attr(rate: u32) -> Attr {
 ///
 /// The period is a thousandth longer than the rate asks for. At exactly 250 or 1000 Hz the ticks would keep step with
 /// the kernel's scheduler timer, and always hit the same point between two scheduler ticks.
-fn cpu_period(rate: u32, weight: u32) -> u64 {
+pub(super) fn cpu_period(rate: u32, weight: u32) -> u64 {
     1_001_000_000 * u64::from(weight) / u64::from(rate.max(1))
 }
 

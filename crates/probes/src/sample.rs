@@ -1,7 +1,7 @@
 //! CPU samples from the ring buffer, and the other records that come with them.
 
 use lj_trace_common::ends::{self, INNERMOST};
-use lj_trace_common::event::{FrameRecord, NO_VM, RecordKind, SampleHeader};
+use lj_trace_common::event::{FrameRecord, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_WAIT, SampleHeader};
 use lj_trace_common::memory::Pod;
 use lj_trace_common::trace::{TRACE_COPY, TraceCopy};
 use lj_trace_common::turn::{EndedTurn, TURN_ENDED};
@@ -83,6 +83,11 @@ impl<'a> Sample<'a> {
     /// How many ticks of the clock the sample stands for.
     pub fn weight(&self) -> u64 {
         u64::from(self.header.weight.max(1))
+    }
+
+    /// Whether it was taken at a tick of the clock, and not at an allocation or at the end of a wait.
+    pub fn is_of_tick(&self) -> bool {
+        self.header.flags & (SAMPLE_ALLOCATION | SAMPLE_WAIT) == 0
     }
 
     /// Parses a record; `None` if its sizes do not add up.

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::AsFd as _;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use aya::Ebpf;
 use aya::programs::PerfEvent;
@@ -157,6 +157,11 @@ impl Sampler {
     /// How many samples a second it takes now.
     pub fn rate(&self) -> f64 {
         f64::from(self.rate) / f64::from(self.weight)
+    }
+
+    /// The time from one tick to the next; [`None`] if the events are on threads, whose clocks stand still while others run.
+    pub fn tick(&self) -> Option<Duration> {
+        self.cpus.map(|_| Duration::from_nanos(perf_event::cpu_period(self.rate, self.weight)))
     }
 
     /// How many ticks at the original rate each sample stands for.

@@ -169,7 +169,7 @@ impl Blocked<'_> {
         }
         let goes_on = self.print_new()?;
         let intervals = self.running.iter().map(|own| own.recording.interval(Instant::now()));
-        Ok((intervals.min().unwrap_or(poll_interval::SHORTEST), goes_on))
+        Ok((poll_interval::earliest(intervals).unwrap_or(poll_interval::SHORTEST), goes_on))
     }
 
     /// Prints the turns that have ended since; false if nobody reads the output any more.

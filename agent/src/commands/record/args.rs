@@ -221,7 +221,7 @@ pub struct RecordArgs {
     #[arg(long, hide = true)]
     pub no_requests: bool,
 
-    /// Take so long for each sample that all of them cannot be worked off: tests do
+    /// Spend so much more CPU time on each sample: tests do
     #[arg(long, hide = true, value_name = "TIME", value_parser = parse_duration)]
     pub slow_down: Option<Duration>,
 

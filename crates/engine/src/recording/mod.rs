@@ -42,6 +42,7 @@ use crate::error::EngineError;
 use crate::options::{Options, Scope};
 use crate::request_counter::{EndedSummary, RequestCounter};
 use crate::resolve::{LabelLayout, Pipeline, UNSEARCHED};
+use crate::sample_clock;
 use crate::target::RecordTarget;
 use allocations::{MemoryPreparation, MemoryRecording};
 use budget::Budget;
@@ -462,7 +463,8 @@ impl Recording {
 
     /// How long to wait between two calls of [`Self::drain`].
     pub fn interval(&self, now: Instant) -> Duration {
-        self.poll_interval.interval(now)
+        let sampler = self.cpu.as_ref().and_then(|cpu| cpu.sampler.as_ref()).filter(|_| self.memory.is_none());
+        self.poll_interval.interval(now, sampler.and_then(Sampler::tick))
     }
 
     /// Takes the samples and events that are ready, as far as `budget` allows. `listener` gets them, too. Returns false if
@@ -712,7 +714,7 @@ impl Recording {
         let Self { process, programs, samples, cpu, memory, name, only, left_out, poll_interval, slow_down, .. } = self;
         let Self { group_by, only_requests, other_requests, .. } = self;
         let Some((buffer, pipeline)) = samples else { return Ok(true) };
-        let mut is_first = true;
+        let (mut is_first, mut ticked) = (true, None);
         let mut outcome = Ok(());
         let go_on = || if budget.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let is_empty = buffer.drain(|record| {
@@ -733,7 +735,10 @@ impl Recording {
                 pipeline.refresh();
             }
             if !slow_down.is_zero() {
-                std::thread::sleep(*slow_down);
+                spend(*slow_down);
+            }
+            if sample.is_of_tick() {
+                ticked = Some(sample.header.time);
             }
             let weight = sample.weight();
             if only.is_some_and(|only| sample.header.vm as usize != only) {
@@ -794,6 +799,7 @@ impl Recording {
         if pipeline.take_lateness() {
             poll_interval.was_late(Instant::now());
         }
+        poll_interval.was_polled(ticked.and_then(sample_clock::instant_of));
         outcome.map(|()| is_empty)
     }
 
@@ -1086,5 +1092,13 @@ fn warn_of_breakpoints(target: &RecordTarget) {
     for file in breakpoints::find(&target.process, &target.maps, MOST) {
         let text = format!("lj-trace: {}: {}", target.name(), file.describe(target.process.pid()));
         say(Priority::Warning, &text);
+    }
+}
+
+/// Keeps a CPU busy for this time.
+fn spend(time: Duration) {
+    let began = Instant::now();
+    while began.elapsed() < time {
+        std::hint::spin_loop();
     }
 }

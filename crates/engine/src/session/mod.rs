@@ -234,7 +234,7 @@ impl<'a> Session<'a> {
             Scope::Host => poll_interval::LONGEST_OF_HOST,
             _ => poll_interval::SHORTEST,
         };
-        self.recordings().map(|recording| recording.interval(now)).min().unwrap_or(of_none)
+        poll_interval::earliest(self.recordings().map(|recording| recording.interval(now))).unwrap_or(of_none)
     }
 
     /// Takes the data that is ready from each recording.
