@@ -23,7 +23,7 @@ struct Cli {
     /// The first seed, where --seeds tells how many
     #[arg(long, default_value_t = 1)]
     from: u64,
-    /// luajit, luajit2, tarantool, or all of them
+    /// luajit, luajit2, tarantool, or all of them; or the path of a LuaJIT's own program
     #[arg(long, default_value = "all")]
     program: String,
     /// Whether the JIT compiler is on
@@ -91,11 +91,7 @@ fn main() -> Result<ExitCode> {
         compile_all(folder)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let names: Vec<_> = ALL.into_iter().filter(|name| cli.program == "all" || cli.program == *name).collect();
-    if names.is_empty() {
-        bail!("there is no program {}; there are {}", cli.program, ALL.join(", "));
-    }
-    let hosts: Vec<Host> = names.into_iter().filter_map(Host::find).collect();
+    let hosts = hosts(&cli.program)?;
     let folder = tempfile::tempdir()?;
     for interface in [Interface::Ffi, Interface::Module] {
         native::build(interface, folder.path())?;
@@ -152,6 +148,19 @@ fn main() -> Result<ExitCode> {
     }
     println!("failing seeds: {}", failed.join(", "));
     Ok(ExitCode::FAILURE)
+}
+
+/// The programs of that name, or the one with that path.
+fn hosts(name: &str) -> Result<Vec<Host>> {
+    if name.contains('/') {
+        let path = std::fs::canonicalize(name).with_context(|| name.to_owned())?;
+        return Ok(vec![Host { name: "this program", path }]);
+    }
+    let names: Vec<_> = ALL.into_iter().filter(|known| name == "all" || name == *known).collect();
+    if names.is_empty() {
+        bail!("there is no program {name}; there are {}", ALL.join(", "));
+    }
+    Ok(names.into_iter().filter_map(Host::find).collect())
 }
 
 /// Where a program is from.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::kernel::jobs::{Job, Jobs};
+use crate::kernel::jobs::{Job, Jobs, Search};
 use crate::packages::END_TO_END;
 use crate::paths;
 use crate::run::{output, run};
@@ -120,18 +120,33 @@ impl Tests {
 
     fn jobs(&self, is_wanted: impl FnMut(&&Test) -> bool) -> Vec<Job> {
         let wanted = self.tests.iter().filter(is_wanted);
-        let job = |test: &Test| Job { file: test.file.clone(), name: test.name.clone(), binary: self.binary.clone() };
+        let job = |test: &Test| Job {
+            file: test.file.clone(),
+            name: test.name.clone(),
+            binary: self.binary.clone(),
+            search: None,
+        };
         wanted.map(job).collect()
     }
 }
 
-/// Compiles the C programs of the tests in a folder, because the emulated machine has no compiler.
-pub fn compile(folder: &Path, options: &str) -> Result<()> {
+/// Builds the oracle, which takes these `arguments` and may take so many `minutes`.
+pub fn of_oracle(arguments: Vec<String>, minutes: u64) -> Result<Jobs> {
+    let search = Some(Search { arguments, limit: minutes * 60 });
+    let job = Job { file: "oracle".to_owned(), name: "random_programs".to_owned(), binary: build_oracle()?, search };
+    Ok(Jobs { jobs: vec![job], left_out: Vec::new() })
+}
+
+fn build_oracle() -> Result<PathBuf> {
     let mut cargo = Target::Aarch64.cargo_for_tests("build")?;
     run(cargo.args(["--package", END_TO_END, "--bin", "oracle"]))?;
-    let oracle = paths::target().join(Target::Aarch64.name()).join("debug/oracle");
+    Ok(paths::target().join(Target::Aarch64.name()).join("debug/oracle"))
+}
+
+/// Compiles the C programs of the tests in a folder, because the emulated machine has no compiler.
+pub fn compile(folder: &Path, options: &str) -> Result<()> {
     let mut make = Command::new(USER_EMULATOR);
-    run(make.arg(oracle).arg("--libraries").arg(folder).env("CC", Target::Aarch64.cc()).env("CFLAGS", options))
+    run(make.arg(build_oracle()?).arg("--libraries").arg(folder).env("CC", Target::Aarch64.cc()).env("CFLAGS", options))
 }
 
 #[cfg(test)]

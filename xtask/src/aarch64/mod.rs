@@ -38,7 +38,22 @@ const MATRIX_MINUTES: u64 = 120;
 /// Some have failed, or there is no machine to run them in.
 pub fn test(kind: Kind, filter: Option<&str>, minutes: u64) -> Result<()> {
     let root = set_up(kind)?;
-    in_machine(kind, &root, jobs::build(filter)?, minutes, |_| ())
+    in_machine(kind, &root, jobs::build(filter)?, &[], minutes, |_| ())
+}
+
+/// Runs the oracle with these arguments. A program that they name is one of the tests', or a file.
+///
+/// # Errors
+/// A frame was wrong, time was over, or there is no machine to run it in.
+pub fn oracle(kind: Kind, mut arguments: Vec<String>, minutes: u64) -> Result<()> {
+    let root = set_up(kind)?;
+    let mut programs = Vec::new();
+    for argument in arguments.iter_mut().filter(|argument| Path::new(argument).is_file()) {
+        let program = std::fs::canonicalize(&*argument)?;
+        *argument = initramfs::copy_of(&program).display().to_string();
+        programs.push(program);
+    }
+    in_machine(kind, &root, jobs::of_oracle(arguments, minutes)?, &programs, minutes, |_| ())
 }
 
 /// Runs all tests of the matrix, and passes each line of the machine's console to `take`, too.
@@ -49,7 +64,7 @@ pub fn matrix(take: impl FnMut(&str)) -> Result<()> {
     let kind = Kind::default();
     let root = set_up(kind)?;
     root.copy_hosts(&variants::build_for(Scope::Matrix, Some(Target::Aarch64))?)?;
-    in_machine(kind, &root, jobs::of_matrix()?, MATRIX_MINUTES, take)
+    in_machine(kind, &root, jobs::of_matrix()?, &[], MATRIX_MINUTES, take)
 }
 
 /// Installs what a kind of machine needs.
@@ -63,8 +78,15 @@ fn set_up(kind: Kind) -> Result<Root> {
     Root::find(kind)
 }
 
-/// Runs tests in a machine.
-fn in_machine(kind: Kind, root: &Root, mut jobs: Jobs, minutes: u64, mut take: impl FnMut(&str)) -> Result<()> {
+/// Runs tests in a machine, which also gets copies of `others`.
+fn in_machine(
+    kind: Kind,
+    root: &Root,
+    mut jobs: Jobs,
+    others: &[PathBuf],
+    minutes: u64,
+    mut take: impl FnMut(&str),
+) -> Result<()> {
     let folder = paths::target().join("aarch64");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let binary = build()?;
@@ -77,7 +99,8 @@ fn in_machine(kind: Kind, root: &Root, mut jobs: Jobs, minutes: u64, mut take: i
         );
     }
     root.make_place_for(paths::root())?;
-    let mut programs: Vec<_> = jobs.jobs.iter().map(|job| job.binary.clone()).chain([binary.clone()]).collect();
+    let own = jobs.jobs.iter().map(|job| job.binary.clone()).chain([binary.clone()]);
+    let mut programs: Vec<_> = own.chain(others.iter().cloned()).collect();
     programs.sort();
     programs.dedup();
     let programs: Vec<_> = programs.iter().map(PathBuf::as_path).collect();

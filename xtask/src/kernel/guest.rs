@@ -77,6 +77,18 @@ fn script(environment: &[(&str, String)], jobs: &Jobs, times: Times) -> String {
         let binary = quoted(&job.binary.display().to_string());
         let name = &job.name;
         let file = &job.file;
+        if let Some(search) = &job.search {
+            let _ = writeln!(
+                script,
+                "began=$(date +%s)\n\
+                 echo '{MARK}begin {file} {name}'\n\
+                 {{ timeout --kill-after=5 {} {binary} {} 2>&1; echo $? > /tmp/status; }} | sed -u 's/^/{MARK}| /'\n\
+                 echo \"{MARK}end {file} {name} $(cat /tmp/status) $(($(date +%s) - began))\"",
+                search.limit,
+                search.arguments.iter().map(|argument| quoted(argument)).collect::<Vec<_>>().join(" ")
+            );
+            continue;
+        }
         // A test that is stopped leaves processes behind; they are killed with its process group.
         let _ = writeln!(
             script,
@@ -103,16 +115,32 @@ pub fn quoted(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::jobs::Job;
+    use crate::kernel::jobs::{Job, Search};
 
     #[test]
     fn the_script_runs_every_job() {
-        let job = |name: &str| Job { file: "truth".into(), name: name.into(), binary: "/target/it's".into() };
+        let job =
+            |name: &str| Job { file: "truth".into(), name: name.into(), binary: "/target/it's".into(), search: None };
         let jobs = Jobs { jobs: vec![job("one"), job("two")], left_out: Vec::new() };
         let script = script(&[("LJ_TRACE_BIN", "/a b".into())], &jobs, Times::SAME_KIND);
         assert!(script.contains("export LJ_TRACE_BIN='/a b'\n"), "{script}");
         assert!(script.contains("'/target/it'\\''s' --exact 'truth::two' --include-ignored"), "{script}");
         assert_eq!(script.matches("@@ begin").count(), 2);
+    }
+
+    #[test]
+    fn a_search_says_all_and_its_status_is_kept() {
+        let search = Search { arguments: vec!["-c".into(), "echo 'it fails'; exit 3".into()], limit: 10 };
+        let job = Job { file: "oracle".into(), name: "one".into(), binary: "/bin/sh".into(), search: Some(search) };
+        let script = script(&[], &Jobs { jobs: vec![job], left_out: Vec::new() }, Times::SAME_KIND);
+        let (_, search) = script.split_once("began=").unwrap();
+        let (search, _) = search.split_once("echo '@@ complete'").unwrap();
+        let search = format!("began={}", search.replace("/tmp/status", "$PLACE/status"));
+        let place = tempfile::tempdir().unwrap();
+        let said =
+            crate::run::output(std::process::Command::new("sh").args(["-c", &search]).env("PLACE", place.path()));
+        let said = said.unwrap();
+        assert!(said.contains("@@ | it fails\n@@ end oracle one 3 "), "{said}");
     }
 
     #[test]

@@ -68,6 +68,17 @@ pub struct Job {
     pub name: String,
     /// The program with it.
     pub binary: PathBuf,
+    /// What else is known, if it is no test but a search.
+    pub search: Option<Search>,
+}
+
+/// A program that looks for failures for long, and says what it finds as it goes on.
+#[derive(Debug)]
+pub struct Search {
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// How long it may take, in seconds.
+    pub limit: u64,
 }
 
 /// All tests.
@@ -98,8 +109,12 @@ impl Jobs {
             !ignored.contains(*test) || is_for_here || filter == Some(test.as_str())
         };
         let tests = list.iter().filter(runs).filter_map(|test| test.split_once("::")).filter(is_wanted);
-        let jobs =
-            tests.map(|(file, name)| Job { file: file.to_owned(), name: name.to_owned(), binary: binary.clone() });
+        let jobs = tests.map(|(file, name)| Job {
+            file: file.to_owned(),
+            name: name.to_owned(),
+            binary: binary.clone(),
+            search: None,
+        });
         let jobs: Vec<_> = jobs.collect();
         if jobs.is_empty() {
             bail!("no test that runs on other kernels has a name with {}", filter.unwrap_or_default());

@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn all_tests_must_pass() {
-        let job = |name: &str| Job { file: "truth".into(), name: name.into(), binary: "/truth".into() };
+        let job = |name: &str| Job { file: "truth".into(), name: name.into(), binary: "/truth".into(), search: None };
         let jobs = Jobs { jobs: vec![job("one"), job("two")], left_out: Vec::new() };
         let of = |lines: &[&str]| {
             let mut report = Report::new(&jobs);
