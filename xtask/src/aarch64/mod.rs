@@ -49,7 +49,12 @@ pub fn oracle(kind: Kind, mut arguments: Vec<String>, minutes: u64) -> Result<()
     let root = set_up(kind)?;
     let mut programs = Vec::new();
     for argument in arguments.iter_mut().filter(|argument| Path::new(argument).is_file()) {
-        let program = std::fs::canonicalize(&*argument)?;
+        // The machine sees the clone alone.
+        let name = Path::new(argument).file_name().context("a program without a name")?;
+        let folder = folder().join("programs");
+        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let program = folder.join(name);
+        std::fs::copy(&*argument, &program).with_context(|| format!("cannot copy {argument}"))?;
         *argument = initramfs::copy_of(&program).display().to_string();
         programs.push(program);
     }
@@ -78,6 +83,11 @@ fn set_up(kind: Kind) -> Result<Root> {
     Root::find(kind)
 }
 
+/// Where all is made that the machine needs.
+fn folder() -> PathBuf {
+    paths::target().join("aarch64")
+}
+
 /// Runs tests in a machine, which also gets copies of `others`.
 fn in_machine(
     kind: Kind,
@@ -87,7 +97,7 @@ fn in_machine(
     minutes: u64,
     mut take: impl FnMut(&str),
 ) -> Result<()> {
-    let folder = paths::target().join("aarch64");
+    let folder = folder();
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let binary = build()?;
     jobs::compile(&folder, kind.compiler_options())?;
