@@ -91,6 +91,11 @@ impl Recording {
 }
 
 impl Recorded {
+    /// How many samples were taken, at least: where the rate was lowered, each counts as several.
+    pub fn taken(&self) -> f64 {
+        self.folded.samples() as f64 / self.outcome.weight()
+    }
+
     /// The stream's bytes.
     ///
     /// # Errors

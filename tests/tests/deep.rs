@@ -62,7 +62,8 @@ fn check(recorded: &Recorded, mut test: impl FnMut(&[String]) -> Result<()>) -> 
     }
     ensure!(samples > 600, "{samples} samples at full depth");
     for complete in ["both ends of Lua", "native complete"] {
-        let (share, least) = (recorded.share(complete)?, 95.0 - of_percent(95.0, samples as f64));
+        let (share, least) =
+            (recorded.share(complete)?, 95.0 - of_percent(95.0, samples as f64 / recorded.outcome.weight()));
         ensure!(share >= least, "{complete}: {share}%, less than {least}%");
     }
     Ok(())
@@ -158,7 +159,7 @@ fn ackermann(program: &'static str, more: &[&str]) -> Result<()> {
     println!("{lua} samples, {deep} of them deep, {rootless} without a root");
     ensure!(lua > 500 && deep * 10 > lua && rootless == 0, "{deep} of {lua} are deep, {rootless} have no root");
     let complete = recorded.share("Lua complete")? + recorded.share("both ends of Lua")?;
-    let least = COMPLETE - of_percent(COMPLETE, recorded.folded.samples() as f64);
+    let least = COMPLETE - of_percent(COMPLETE, recorded.taken());
     ensure!(complete >= least, "{complete}% have both ends, less than {least}%");
     Ok(())
 }

@@ -33,7 +33,7 @@ fn profile(program: &'static str, more: &[&str]) -> Result<()> {
     for (what, least) in [("Lua complete", COMPLETE), ("native complete", COMPLETE), ("Lua, compiled", LEAST_COMPILED)]
     {
         let share = recorded.share(what)?;
-        let least = least - of_percent(least, recorded.folded.samples() as f64);
+        let least = least - of_percent(least, recorded.taken());
         if share < least {
             failures.push(format!("{what}: {share}%, less than {least}%"));
         }
@@ -44,7 +44,9 @@ fn profile(program: &'static str, more: &[&str]) -> Result<()> {
     let in_traces = recorded.folded.samples_where(|stack| stack.frames.iter().any(is_trace));
     let in_functions = recorded.folded.samples_where(|stack| stack.frames.iter().any(is_compiled));
     let compiled = (in_traces + in_functions) as f64;
-    if in_functions == 0 || in_traces as f64 > compiled * (0.005 + of_share(0.005, compiled)) {
+    if in_functions == 0
+        || in_traces as f64 > compiled * (0.005 + of_share(0.005, compiled / recorded.outcome.weight()))
+    {
         failures.push(format!("{in_functions} of {} samples in traces have their functions", in_traces + in_functions));
     }
     if recorded.folded_of_stream()?.sorted() != recorded.folded.sorted() {
@@ -91,7 +93,7 @@ fn stacks_are_complete_while_coroutines_switch() -> Result<()> {
                 let_work(workload.pid(), 0.6)?;
                 let recorded = recording.stop()?;
                 let (share, samples) = (recorded.share("Lua complete")?, recorded.folded.samples() as f64);
-                let tolerance = of_percent(least, samples);
+                let tolerance = of_percent(least, recorded.taken());
                 println!("{name}, {kind}, JIT {jit}: {share}% of {samples} complete");
                 if samples < 300.0 || share < least - tolerance {
                     failures.push(format!("{name}, {kind}, JIT {jit}: {share}% of {samples}, less than {least}%"));

@@ -69,7 +69,7 @@ fn expect_each_once(recorded: &Recorded, report: &[String], process: Used) -> Re
     ensure!(failures.is_empty(), "\n{}", failures.join("\n"));
     for what in ["Lua complete", "native complete"] {
         let share = recorded.share(what)?;
-        let least = 99.5 - of_percent(99.5, recorded.folded.samples() as f64);
+        let least = 99.5 - of_percent(99.5, recorded.taken());
         ensure!(share >= least, "{what}: {share}%, less than {least}%");
     }
     Ok(())

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace_tests::chance::of_count;
+use lj_trace_tests::chance::of_weighted_count;
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::pauses::Pauses;
 use lj_trace_tests::programs::{LUAJIT, Program};
-use lj_trace_tests::tracer::{Tracer, exit_code, run};
+use lj_trace_tests::tracer::{Outcome, Tracer, exit_code, run};
 use lj_trace_tests::usage::stolen;
 use lj_trace_tests::workload::Workload;
 use serde_json::Value;
@@ -37,8 +37,8 @@ fn chunks<'a>(frames: impl Iterator<Item = &'a String>) -> BTreeSet<String> {
 /// What a recording came to.
 struct Recorded {
     folded: Folded,
-    /// What lj-trace said.
-    said: String,
+    /// How lj-trace ended and what it said.
+    outcome: Outcome,
     /// The CPU time of each thread, as the workload reports it.
     report: Vec<String>,
     /// How much of the CPUs was taken away meanwhile, in seconds.
@@ -59,7 +59,7 @@ fn record(workload: &mut Workload, folder: &Path, more: &[&str]) -> Result<Recor
     let outcome = tracer.wait()?;
     outcome.expect(0, &[]);
     let folded = Folded::parse(&std::fs::read_to_string(&folded)?)?;
-    Ok(Recorded { folded, said: outcome.stderr, report, gone })
+    Ok(Recorded { folded, outcome, report, gone })
 }
 
 /// The VMs that `list` shows: their addresses, and the files that they execute.
@@ -78,7 +78,7 @@ fn listed(workload: &Workload) -> Result<Vec<(String, String)>> {
 fn each_is_a_root_and_has_a_stream() -> Result<()> {
     let mut workload = start()?;
     let folder = tempfile::tempdir()?;
-    let Recorded { folded, said, .. } = record(&mut workload, folder.path(), &[])?;
+    let Recorded { folded, outcome: Outcome { stderr: said, .. }, .. } = record(&mut workload, folder.path(), &[])?;
     let mut seen = BTreeSet::new();
     for number in 1..=COUNT + 1 {
         ensure!(said.contains(&format!("VM {number} at 0x")), "{said}");
@@ -105,13 +105,14 @@ fn one_can_be_picked() -> Result<()> {
     let vms = listed(&workload)?;
     let (address, _) = vms.iter().find(|(_, source)| source == "thread2.lua").with_context(|| format!("{vms:?}"))?;
     let folder = tempfile::tempdir()?;
-    let Recorded { folded, said, report, gone } = record(&mut workload, folder.path(), &["--vm", address])?;
+    let Recorded { folded, outcome, report, gone } = record(&mut workload, folder.path(), &["--vm", address])?;
+    let said = &outcome.stderr;
     ensure!(chunks(folded.stacks.iter().flat_map(|stack| &stack.frames)).into_iter().eq(["2"]), "{folded:#?}");
     ensure!(folded.stacks.iter().all(|stack| !stack.frames[0].starts_with("VM ")), "{folded:#?}");
     // Half a second, of this thread alone: all three have three times as many.
     let seconds: f64 = report.iter().find_map(|line| line.strip_prefix("thread 2 ")).context("no time")?.parse()?;
     let (samples, expected) = (folded.samples() as f64, seconds * RATE);
-    let tolerance = of_count(expected) + gone * RATE;
+    let tolerance = of_weighted_count(expected, outcome.weight()) + gone * RATE;
     ensure!((samples - expected).abs() <= tolerance, "{samples} samples of {expected} +-{tolerance}: {said}");
     ensure!(said.contains(&format!(" at {address}: ")), "{said}");
     ensure!(said.contains("(left out)"), "{said}");
@@ -130,7 +131,7 @@ fn memory_of_one_can_be_picked() -> Result<()> {
     let vms = listed(&workload)?;
     let (address, _) = vms.iter().find(|(_, source)| source == "thread3.lua").with_context(|| format!("{vms:?}"))?;
     let folder = tempfile::tempdir()?;
-    let Recorded { folded, said, .. } =
+    let Recorded { folded, outcome: Outcome { stderr: said, .. }, .. } =
         record(&mut workload, folder.path(), &["--mode", "memprof", "--no-limit", "--vm", address])?;
     // It makes boxed numbers of the FFI's; the main VM, which prints, is left out.
     ensure!(chunks(folded.stacks.iter().flat_map(|stack| &stack.frames)).into_iter().eq(["3"]), "{folded:#?}: {said}");

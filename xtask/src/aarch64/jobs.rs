@@ -77,12 +77,12 @@ pub fn build(filter: Option<&str>) -> Result<Jobs> {
         bail!("no test that runs on arm64 has a name with {}", filter.unwrap_or_default());
     }
     let left_out = LEFT_OUT.iter().filter(|_| filter.is_none()).copied().collect();
-    Ok(Jobs { jobs, left_out })
+    Ok(Jobs { jobs, left_out, need_libraries: true })
 }
 
 /// Builds the tests, and lists those of the matrix.
 pub fn of_matrix() -> Result<Jobs> {
-    Ok(Jobs { jobs: Tests::build()?.jobs(|test| test.file == MATRIX), left_out: Vec::new() })
+    Ok(Jobs { jobs: Tests::build()?.jobs(|test| test.file == MATRIX), left_out: Vec::new(), need_libraries: true })
 }
 
 /// A test.
@@ -134,7 +134,14 @@ impl Tests {
 pub fn of_oracle(arguments: Vec<String>, minutes: u64) -> Result<Jobs> {
     let search = Some(Search { arguments, limit: minutes * 60 });
     let job = Job { file: "oracle".to_owned(), name: "random_programs".to_owned(), binary: build_oracle()?, search };
-    Ok(Jobs { jobs: vec![job], left_out: Vec::new() })
+    Ok(Jobs { jobs: vec![job], left_out: Vec::new(), need_libraries: true })
+}
+
+/// A script of the shell, which may take so many `minutes`.
+pub fn of_script(name: &str, script: PathBuf, minutes: u64) -> Jobs {
+    let search = Some(Search { arguments: Vec::new(), limit: minutes * 60 });
+    let job = Job { file: "script".to_owned(), name: name.to_owned(), binary: script, search };
+    Jobs { jobs: vec![job], left_out: Vec::new(), need_libraries: false }
 }
 
 fn build_oracle() -> Result<PathBuf> {

@@ -10,6 +10,7 @@ mod root;
 pub use jobs::USER_EMULATOR;
 pub use kind::Kind;
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -51,9 +52,7 @@ pub fn oracle(kind: Kind, mut arguments: Vec<String>, minutes: u64) -> Result<()
     for argument in arguments.iter_mut().filter(|argument| Path::new(argument).is_file()) {
         // The machine sees the clone alone.
         let name = Path::new(argument).file_name().context("a program without a name")?;
-        let folder = folder().join("programs");
-        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let program = folder.join(name);
+        let program = folder()?.join(name);
         std::fs::copy(&*argument, &program).with_context(|| format!("cannot copy {argument}"))?;
         *argument = initramfs::copy_of(&program).display().to_string();
         programs.push(program);
@@ -83,9 +82,27 @@ fn set_up(kind: Kind) -> Result<Root> {
     Root::find(kind)
 }
 
-/// Where all is made that the machine needs.
-fn folder() -> PathBuf {
-    paths::target().join("aarch64")
+/// Runs a script of the shell, which sees the clone and what it has to say is printed.
+///
+/// # Errors
+/// It fails, or there is no machine to run it in.
+pub fn script(name: &str, text: &str, minutes: u64) -> Result<()> {
+    let kind = Kind::default();
+    let root = set_up(kind)?;
+    let program = folder()?.join(name);
+    std::fs::write(&program, text)?;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    in_machine(kind, &root, jobs::of_script(name, program, minutes), &[], minutes, |_| ())
+}
+
+/// The folder where all is made that the machine needs.
+///
+/// # Errors
+/// It cannot be made.
+pub fn folder() -> Result<PathBuf> {
+    let folder = paths::target().join("aarch64");
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
 }
 
 /// Runs tests in a machine, which also gets copies of `others`.
@@ -97,10 +114,11 @@ fn in_machine(
     minutes: u64,
     mut take: impl FnMut(&str),
 ) -> Result<()> {
-    let folder = folder();
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let folder = folder()?;
     let binary = build()?;
-    jobs::compile(&folder, kind.compiler_options())?;
+    if jobs.need_libraries {
+        jobs::compile(&folder, kind.compiler_options())?;
+    }
     let hidden = [paths::root(), &folder].into_iter().find(|path| guest::hides(path));
     if let Some(hidden) = hidden.or_else(|| Some(&*folder).filter(|folder| !folder.starts_with(paths::root()))) {
         bail!(

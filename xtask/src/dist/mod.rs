@@ -22,7 +22,7 @@ use machine::Machine;
 #[derive(clap::Args)]
 pub struct Options {
     /// Install and run the package in a clean root of this release too, made by debootstrap: bullseye, bookworm, focal
-    #[arg(long, value_name = "RELEASE", conflicts_with = "arch")]
+    #[arg(long, value_name = "RELEASE")]
     check: Option<String>,
     /// Build and pack for another kind of machine
     #[arg(long, value_enum, conflicts_with = "binary")]
@@ -69,7 +69,7 @@ pub fn dist(options: &Options) -> Result<()> {
         println!("no .rpm: this system has no rpmbuild (Debian: rpm, Fedora: rpm-build)");
     }
     if let Some(release) = &options.check {
-        CleanRoot::make(release, &paths::cache().join(format!("root-{release}")), None)?.check(&packages)?;
+        CleanRoot::make(release, Machine::of(&binary)?, None)?.check(&packages)?;
         println!("ok: both are installed and run in a clean {release}");
     }
     Ok(())

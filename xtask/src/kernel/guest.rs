@@ -121,7 +121,7 @@ mod tests {
     fn the_script_runs_every_job() {
         let job =
             |name: &str| Job { file: "truth".into(), name: name.into(), binary: "/target/it's".into(), search: None };
-        let jobs = Jobs { jobs: vec![job("one"), job("two")], left_out: Vec::new() };
+        let jobs = Jobs { jobs: vec![job("one"), job("two")], left_out: Vec::new(), need_libraries: true };
         let script = script(&[("LJ_TRACE_BIN", "/a b".into())], &jobs, Times::SAME_KIND);
         assert!(script.contains("export LJ_TRACE_BIN='/a b'\n"), "{script}");
         assert!(script.contains("'/target/it'\\''s' --exact 'truth::two' --include-ignored"), "{script}");
@@ -132,7 +132,8 @@ mod tests {
     fn a_search_says_all_and_its_status_is_kept() {
         let search = Search { arguments: vec!["-c".into(), "echo 'it fails'; exit 3".into()], limit: 10 };
         let job = Job { file: "oracle".into(), name: "one".into(), binary: "/bin/sh".into(), search: Some(search) };
-        let script = script(&[], &Jobs { jobs: vec![job], left_out: Vec::new() }, Times::SAME_KIND);
+        let script =
+            script(&[], &Jobs { jobs: vec![job], left_out: Vec::new(), need_libraries: true }, Times::SAME_KIND);
         let (_, search) = script.split_once("began=").unwrap();
         let (search, _) = search.split_once("echo '@@ complete'").unwrap();
         let search = format!("began={}", search.replace("/tmp/status", "$PLACE/status"));

@@ -88,6 +88,8 @@ pub struct Jobs {
     pub jobs: Vec<Job>,
     /// The files and tests that do not run, with the reason.
     pub left_out: Vec<(&'static str, &'static str)>,
+    /// Whether they need the C programs of the tests.
+    pub need_libraries: bool,
 }
 
 impl Jobs {
@@ -120,7 +122,7 @@ impl Jobs {
             bail!("no test that runs on other kernels has a name with {}", filter.unwrap_or_default());
         }
         let left_out = LEFT_OUT.iter().filter(|_| filter.is_none()).copied().collect();
-        Ok(Self { jobs, left_out })
+        Ok(Self { jobs, left_out, need_libraries: true })
     }
 }
 

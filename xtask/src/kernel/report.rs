@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn the_test_is_named_that_it_went_down_in() {
-        let jobs = Jobs { jobs: Vec::new(), left_out: Vec::new() };
+        let jobs = Jobs { jobs: Vec::new(), left_out: Vec::new(), need_libraries: true };
         let mut report = Report::new(&jobs);
         ["@@ begin truth one", "@@ end truth one 0 3"].into_iter().for_each(|line| report.take(line));
         assert_eq!(report.went_down_in(), None);
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn all_tests_must_pass() {
         let job = |name: &str| Job { file: "truth".into(), name: name.into(), binary: "/truth".into(), search: None };
-        let jobs = Jobs { jobs: vec![job("one"), job("two")], left_out: Vec::new() };
+        let jobs = Jobs { jobs: vec![job("one"), job("two")], left_out: Vec::new(), need_libraries: true };
         let of = |lines: &[&str]| {
             let mut report = Report::new(&jobs);
             lines.iter().for_each(|line| report.take(line));
