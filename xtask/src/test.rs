@@ -29,6 +29,9 @@ pub struct Options {
     /// The kind of machine to emulate
     #[arg(long, value_enum, default_value_t, requires = "arch")]
     kind: aarch64::Kind,
+    /// All tests that run there, for an hour or two, and not only those that are quick
+    #[arg(long, requires = "arch", conflicts_with = "filter")]
+    all: bool,
     #[command(flatten)]
     kernel: kernel::KernelOptions,
 }
@@ -36,7 +39,8 @@ pub struct Options {
 /// Runs all checks and tests, even if one fails, and prints a verdict on each.
 pub fn test(options: &Options) -> Result<()> {
     if let Some(Target::Aarch64) = options.arch {
-        return aarch64::test(options.kind, options.filter.as_deref(), options.kernel.minutes);
+        let filter = if options.all { Some(aarch64::ALL) } else { options.filter.as_deref() };
+        return aarch64::test(options.kind, filter, options.kernel.minutes);
     }
     if let Some(kernel) = options.kernel.kernel() {
         return kernel::test(&options.kernel, kernel, options.filter.as_deref());

@@ -33,6 +33,11 @@ const RECORDING: [&str; 8] = [
     "request_labels",
 ];
 
+/// The filter that selects all tests.
+pub const ALL: &str = "all";
+/// The files of the other tests that run there.
+const OTHERS: [&str; 2] = ["per_request", "verifier"];
+
 /// The file of the matrix.
 const MATRIX: &str = "matrix";
 
@@ -62,6 +67,7 @@ pub fn build(filter: Option<&str>) -> Result<Jobs> {
         let runs = !test.is_ignored && !is_left_out(file, name);
         match filter {
             Some(RECORD) => RECORDING.contains(&file) && runs,
+            Some(ALL) => [&FILES[..], &RECORDING, &OTHERS].concat().contains(&file) && runs,
             None => FILES.contains(&file) && runs,
             // A test or a file whose full name is the filter runs in any case.
             Some(filter) => {

@@ -7,7 +7,7 @@ mod jobs;
 mod kind;
 mod root;
 
-pub use jobs::USER_EMULATOR;
+pub use jobs::{ALL, USER_EMULATOR};
 pub use kind::Kind;
 
 use std::os::unix::fs::PermissionsExt as _;
