@@ -374,7 +374,11 @@ impl Pipeline {
         };
         let end = walk_end(sample.header.walk_end, sample.header.outer_end);
         let merged = merge(&native, &sample.frames, end, innermost);
-        let state = vm.map(|vm| state_of(&self.vms[vm], &sample));
+        let in_interpreter = |vm: usize| {
+            let text = &self.vms[vm].text.range;
+            on_trace.is_none() && native.frames.first().is_some_and(|frame| text.contains(&frame.pc))
+        };
+        let state = vm.map(|vm| state_of(&self.vms[vm], &sample, in_interpreter(vm)));
         if sample.header.flags & SAMPLE_ALLOCATION == 0 {
             self.count(&sample, &merged, state);
         }
@@ -689,10 +693,17 @@ fn walk_end(inner: u32, outer: u32) -> WalkEnd {
 }
 
 /// The state in Tarantool's terms. Other builds have no LFUNC, FFUNC and CFUNC: there, the innermost frame decides.
-fn state_of(vm: &Vm, sample: &Sample<'_>) -> VmState {
-    let state = VmState::from_raw(vm.layout.states(), sample.header.vmstate);
-    if sample.header.flags & SAMPLE_ON_TRACE != 0 && state.is_interpreting() {
-        return VmState::Trace;
+///
+/// The interpreter says that a trace runs before it enters one, and still after one has ended. If it is `in_interpreter`,
+/// that is not true yet, or no more.
+fn state_of(vm: &Vm, sample: &Sample<'_>, in_interpreter: bool) -> VmState {
+    let mut state = VmState::from_raw(vm.layout.states(), sample.header.vmstate);
+    let on_trace = sample.header.flags & SAMPLE_ON_TRACE != 0 && state.is_interpreting();
+    if state == VmState::Trace || on_trace {
+        if !in_interpreter {
+            return VmState::Trace;
+        }
+        state = VmState::Interp;
     }
     if state != VmState::Interp {
         return state;
