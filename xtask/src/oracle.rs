@@ -5,8 +5,7 @@ use anyhow::{Result, bail};
 use crate::packages::END_TO_END;
 use crate::programs::{self, Scope};
 use crate::run::{is_root, run};
-use crate::toolchain::Target;
-use crate::toolchain::host_cargo;
+use crate::toolchain::{Target, host_cargo};
 use crate::{aarch64, build, setup};
 
 /// Options of `cargo xtask oracle`.

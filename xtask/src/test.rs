@@ -29,7 +29,7 @@ pub struct Options {
     /// The kind of machine to emulate
     #[arg(long, value_enum, default_value_t, requires = "arch")]
     kind: aarch64::Kind,
-    /// All tests that run there, for an hour or two, and not only those that are quick
+    /// All tests that run there, and not only those that are quick
     #[arg(long, requires = "arch", conflicts_with = "filter")]
     all: bool,
     #[command(flatten)]

@@ -36,7 +36,7 @@ const RECORDING: [&str; 8] = [
 /// The filter that selects all tests.
 pub const ALL: &str = "all";
 /// The files of the other tests that run there.
-const OTHERS: [&str; 2] = ["per_request", "verifier"];
+const OTHERS: [&str; 3] = ["agent_life", "per_request", "verifier"];
 
 /// The file of the matrix.
 const MATRIX: &str = "matrix";

@@ -26,7 +26,7 @@ pub const LONGEST_OF_HOST: Duration = Duration::from_millis(250);
 
 /// The times between two ticks that polls follow. If it is shorter, polls would be later, and what they read sooner gone; if it
 /// is longer, lj-trace needs next to no time for its samples, but has other work: new processes, the display.
-const TICKS: RangeInclusive<Duration> = SHORTEST..=Duration::from_millis(100);
+const FOLLOWED: RangeInclusive<Duration> = SHORTEST..=Duration::from_millis(100);
 
 /// The number of samples per thread that a look may wait for.
 const SAMPLES: u32 = 4;
@@ -102,7 +102,7 @@ impl PollInterval {
     /// is a whole number of ticks on average, so it may be shorter than the shortest interval.
     pub fn interval(&self, now: Instant, tick: Option<Duration>) -> Duration {
         let least = if now < self.hurry_until { SHORTEST } else { self.relaxed };
-        let Some(tick) = tick.filter(|tick| TICKS.contains(tick)) else { return least };
+        let Some(tick) = tick.filter(|tick| FOLLOWED.contains(tick)) else { return least };
         let tick = tick.as_nanos();
         let until_tick = tick - now.saturating_duration_since(self.ticked).as_nanos() % tick;
         let between = (tick as f64 * self.place) as u128;
