@@ -12,6 +12,7 @@ mod demo;
 mod dist;
 mod docs;
 mod engines;
+mod fresh;
 mod fuzz;
 mod kernel;
 mod layouts;
@@ -66,6 +67,8 @@ enum Task {
     /// Have ClickHouse and Spark read what is stored, an S3 server take it, and Parca, Pyroscope and a Collector what is sent
     /// (they are large: not part of `test`)
     Engines(engines::Options),
+    /// Run one of the README's commands on a system that has nothing yet, in a folder
+    Fresh(fresh::Options),
     /// Look for input that the readers of streams, ELF files and VMs do not survive, with cargo-fuzz
     Fuzz(fuzz::Options),
     /// Let lj-trace come and go for long while nginx answers requests, and show what that does to it
@@ -96,6 +99,7 @@ fn main() -> ExitCode {
         Task::Story(options) => story::story(&options),
         Task::Test(options) => test::test(&options),
         Task::Engines(options) => engines::engines(&options),
+        Task::Fresh(options) => fresh::fresh(&options),
         Task::Fuzz(options) => fuzz::fuzz(&options),
         Task::Soak(options) => soak::soak(&options),
         Task::Matrix(options) => matrix::matrix(&options),

@@ -262,6 +262,8 @@ fn build_bpf_linker() -> Result<()> {
     command.args(["install", "--quiet", "bpf-linker", "--version", toolchain::BPF_LINKER_VERSION]);
     command.args(["--no-default-features", "--features", &format!("llvm-{llvm}")]);
     command.arg("--root").arg(toolchain::own_bpf_linker(llvm)).current_dir(paths::root());
+    // bpf-linker looks for an `llvm-config` in PATH otherwise: there may be none, or another LLVM's.
+    command.env("LLVM_PREFIX", &prefix);
     // llvm-sys names its variable after LLVM's first release of that major version, which is N.1.
     command.env(format!("LLVM_SYS_{llvm}1_PREFIX"), &prefix).env("RUSTFLAGS", format!("-L {prefix}/lib"));
     run(&mut command)
