@@ -5,6 +5,7 @@ mod apt;
 mod bench;
 mod build;
 mod code_checks;
+mod code_tools;
 mod consumers;
 mod debian_arm64;
 mod debian_compiler;

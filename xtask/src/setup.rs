@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::programs::{self, Program, Scope, UNPACKED};
 use crate::run::run;
 use crate::toolchain::{self, BpfCompiler, BpfToolchain};
-use crate::{apt, consumers, lupa, paths, servers};
+use crate::{apt, code_tools, consumers, lupa, paths, servers};
 
 /// Packages with a Rust compiler, its cargo, and the sources of its library, newest kind first.
 const RUST_PACKAGES: [[&str; 3]; 2] = [["rustc-web", "cargo-web", "rust-web-src"], ["rustc", "cargo", "rust-src"]];
@@ -38,9 +38,11 @@ pub fn with(options: &Options) -> Result<()> {
     if options.engines { servers::install() } else { Ok(()) }
 }
 
-/// Also installs the programs with which the tests open profiles. If one is not available, the tests skip it.
+/// Also installs what checks the code, and the programs with which the tests open profiles. If one of these is not
+/// available, the tests skip it.
 pub fn setup_for_tests() -> Result<()> {
     setup()?;
+    code_tools::install()?;
     if consumers::missing().is_empty() {
         return Ok(());
     }

@@ -17,8 +17,9 @@ pub const BPF_LINKER_VERSION: &str = "0.13.0";
 
 /// The first release (1.N) of the standard library with all that aya 0.16 uses.
 const AYA_NEEDS: u32 = 98;
-/// The only part of it that earlier compilers lack; there, a feature gate enables it.
-const AYA_FEATURE: &str = "-Zcrate-attr=feature(result_option_map_or_default)";
+/// The only part of it that earlier compilers lack; there, a feature gate enables it. Rust 1.96 and later warn of crates
+/// that do not use it.
+const AYA_FEATURE: &str = "-Zcrate-attr=feature(result_option_map_or_default) -Aunused_features";
 
 /// A `cargo SUBCOMMAND` for the host crates.
 ///
@@ -125,13 +126,10 @@ impl Target {
         Ok(Path::new(sysroot.trim()).join("lib/rustlib").join(self.name()).is_dir())
     }
 
-    /// The same for programs that an emulated processor runs. Only the hot parts are optimized, because optimizing
-    /// everything takes longer than it saves. Errors are those of [`host_cargo`].
+    /// The same for programs that an emulated processor runs. Errors are those of [`host_cargo`].
     pub fn cargo_for_tests(self, subcommand: &str) -> Result<Command> {
         let mut command = self.cargo(subcommand)?;
-        let optimized = HOT.iter().map(|package| format!("profile.dev.package.{package}.opt-level=2"));
-        command.args(optimized.flat_map(|setting| ["--config".to_owned(), setting]));
-        command.env("CARGO_PROFILE_DEV_DEBUG", "0");
+        command.args(["--profile", EMULATED]);
         Ok(command)
     }
 
@@ -158,16 +156,8 @@ impl Target {
     }
 }
 
-/// The packages in which most of the time is spent. `memchr` searches the files of all programs for LuaJIT's code.
-const HOT: [&str; 7] = [
-    "lj-trace-common",
-    "lj-trace-heap",
-    "lj-trace-layouts",
-    "lj-trace-luajit",
-    "lj-trace-process",
-    "lj-trace-unwind",
-    "memchr",
-];
+/// The profile of programs that an emulated processor runs, and the folder for them.
+pub const EMULATED: &str = "emulated";
 
 /// The compiler flags in a command's environment.
 fn flags(command: &Command) -> String {

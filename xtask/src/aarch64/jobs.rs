@@ -11,7 +11,7 @@ use crate::packages::END_TO_END;
 use crate::paths;
 use crate::run::{output, run};
 use crate::test_binaries::{self, TestBinary};
-use crate::toolchain::Target;
+use crate::toolchain::{EMULATED, Target};
 
 /// The emulator that runs arm64 programs on this machine's own kernel.
 pub const USER_EMULATOR: &str = "qemu-aarch64-static";
@@ -163,7 +163,7 @@ pub fn of_script(name: &str, script: PathBuf, minutes: u64) -> Jobs {
 fn build_oracle() -> Result<PathBuf> {
     let mut cargo = Target::Aarch64.cargo_for_tests("build")?;
     run(cargo.args(["--package", END_TO_END, "--bin", "oracle"]))?;
-    Ok(paths::target().join(Target::Aarch64.name()).join("debug/oracle"))
+    Ok(paths::target().join(Target::Aarch64.name()).join(EMULATED).join("oracle"))
 }
 
 /// Compiles the C programs of the tests in a folder, because the emulated machine has no compiler.

@@ -26,7 +26,7 @@ use crate::kernel::report::Report;
 use crate::kernel::{initramfs, machine, needs};
 use crate::programs::Scope;
 use crate::run::{is_root, run};
-use crate::toolchain::Target;
+use crate::toolchain::{EMULATED, Target};
 use crate::{apt, paths, variants};
 use root::Root;
 
@@ -182,7 +182,7 @@ fn build() -> Result<PathBuf> {
     let object = build_bpf(BpfPrograms::Shipped, Some(Target::Aarch64))?;
     let mut cargo = Target::Aarch64.cargo_for_tests("build")?;
     run(cargo.args(["--package", "lj-trace", "--bin", "lj-trace"]).env(BPF_OBJECT, object))?;
-    Ok(built("debug"))
+    Ok(built(EMULATED))
 }
 
 /// The path where cargo puts lj-trace.
