@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
@@ -94,21 +95,34 @@ impl BpfPrograms {
 /// Builds the BPF programs for `machine`, or else for this machine, always optimized, as the kernel's verifier
 /// requires. Returns the object's path.
 pub fn build_bpf(programs: BpfPrograms, machine: Option<Target>) -> Result<PathBuf> {
-    let toolchain = BpfToolchain::find().context("no BPF toolchain: run `cargo xtask setup`")?;
-    let target = machine.map_or_else(|| programs.target(), |machine| paths::target().join(machine.name()).join("bpf"));
-    let mut cargo = toolchain.cargo("build", &target)?;
-    cargo.args(["--release", "--package", "lj-trace-ebpf"]);
+    let mut cargo = bpf_cargo("build", programs, machine)?;
     match programs {
         BpfPrograms::Shipped => {}
         BpfPrograms::Logging => _ = cargo.args(["--features", "log"]),
         BpfPrograms::Bench => _ = cargo.args(["--features", "bench"]),
     }
+    run(&mut cargo)?;
+    Ok(bpf_target(programs, machine).join(OBJECT))
+}
+
+/// A `cargo SUBCOMMAND` for the BPF programs that trace programs of `machine`, or else of this machine.
+///
+/// # Errors
+/// There is no toolchain.
+pub fn bpf_cargo(subcommand: &str, programs: BpfPrograms, machine: Option<Target>) -> Result<Command> {
+    let toolchain = BpfToolchain::find().context("no BPF toolchain: run `cargo xtask setup`")?;
+    let mut cargo = toolchain.cargo(subcommand, &bpf_target(programs, machine))?;
+    cargo.args(["--release", "--package", "lj-trace-ebpf"]);
     if machine == Some(Target::Aarch64) || machine.is_none() && std::env::consts::ARCH == "aarch64" {
         // The BPF target does not say which processor the programs are for; aya's bindings need to know, too.
         cargo.args(["--features", "traced-aarch64"]).env("AYA_BPF_TARGET_ARCH", "aarch64");
     }
-    run(&mut cargo)?;
-    Ok(target.join(OBJECT))
+    Ok(cargo)
+}
+
+/// The target folder of the BPF programs.
+fn bpf_target(programs: BpfPrograms, machine: Option<Target>) -> PathBuf {
+    machine.map_or_else(|| programs.target(), |machine| paths::target().join(machine.name()).join("bpf"))
 }
 
 /// The path of lj-trace's compiled BPF programs.

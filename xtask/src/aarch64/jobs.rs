@@ -41,6 +41,7 @@ const MATRIX: &str = "matrix";
 
 /// Files of tests, or single tests, that do not run, with the reason.
 const LEFT_OUT: &[(&str, &str)] = &[
+    ("many_processes::a_thousand_vms_are_as_good_as_one", SPEED),
     ("matrix", "`cargo xtask matrix --arch aarch64` runs it"),
     ("soak", SPEED),
     ("soak_memory", SPEED),
