@@ -72,14 +72,18 @@ fn make(release: &str) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// What the shell does.
+/// What the shell does. The folder becomes the root of all mounts: in a mere `chroot`, no program makes namespaces.
 fn script(folder: &Path, command: &str) -> String {
     let (folder, clone) = (folder.display(), paths::root().display());
     format!(
         "mount --make-rprivate /
+        mount --bind '{folder}' '{folder}'
         for mount in proc sys dev; do mount --rbind /$mount '{folder}'/$mount; done
         mount --bind '{clone}' '{folder}{CLONE}'
-        exec chroot '{folder}' /bin/sh -e <<'END'
+        cd '{folder}'
+        pivot_root . media
+        exec chroot . /bin/sh -e <<'END'
+        umount --lazy /media
         apt-get --quiet --quiet update
         {RUST}
         git config --global --add safe.directory '*'
