@@ -13,7 +13,7 @@ use super::call_site::CallingPlace;
 use super::event::{AllocationEvent, AllocationSource};
 use super::known::{KnownObjects, NoFunction, locate};
 use super::on_trace::{self, TraceRoom};
-use crate::arch::STATE_NAMES_TRACE;
+use crate::arch::{STATE_NAMES_KIND, STATE_NAMES_TRACE};
 use crate::event::RecordKind;
 use crate::frame::{CFRAME_FLAGS, gct_offset, read_frame};
 use crate::head::Head;
@@ -146,8 +146,8 @@ pub fn attribute(
         // While `lua_newstate` makes a VM, its state is 0, too.
         VmState::Trace if raw == 0 && (STATE_NAMES_TRACE || jit_base(memory, vm) == Ok(0)) => {}
         VmState::Trace => trace(memory, vm, objects, room, event),
-        // Upstream builds use this state for all Lua code, Tarantool's builds only between functions.
-        VmState::Interp if states == VmStates::Tarantool => {}
+        // Upstream builds use this state for all Lua code, Tarantool's builds for x86-64 only between functions.
+        VmState::Interp if states == VmStates::Tarantool && STATE_NAMES_KIND => {}
         VmState::Interp | VmState::Lfunc | VmState::Ffunc | VmState::Cfunc => {
             // A lookup that fails halfway leaves the source unset.
             if let Ok(source) = function(memory, vm, objects, room, event) {

@@ -121,6 +121,10 @@ pub const BREAKPOINT: [u8; 4] = [0xa0, 0x00, 0x20, 0xd4];
 /// False: `BC_JLOOP` stores 0, and the heads of traces store nothing.
 pub const STATE_NAMES_TRACE: bool = false;
 
+/// False: [`vm_arm64.dasc`](https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/vm_arm64.dasc#L415)
+/// has `ST_INTERP` for all functions but those in C, as in LuaJIT's own builds.
+pub const STATE_NAMES_KIND: bool = false;
+
 /// Offset of the coroutine in a C frame (`CFRAME_OFS_L`) since September 2021; all builds use GC64.
 pub const CFRAME_L: [usize; 2] = [16, 16];
 

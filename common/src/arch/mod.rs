@@ -24,6 +24,7 @@
 //! | `CFRAME_L` | offsets of the coroutine in a C frame, without GC64 and with it, in all builds |
 //! | `CFRAME_L_VARIES` | whether builds differ in that offset |
 //! | `STATE_NAMES_TRACE` | whether `vmstate` is the number of the running trace |
+//! | `STATE_NAMES_KIND` | whether Tarantool's `vmstate` tells Lua functions from fast functions, and has INTERP between functions alone |
 //! | `SIGNS_RETURNS` | whether return addresses may be signed; unwind tables have instructions of their own for that |
 //! | `code_address` | a return address without its signature |
 //! | `return_address_below` | return address of a C function that the interpreter or a trace called, if the call has pushed it below their part of the stack |
@@ -49,6 +50,6 @@ pub use x86_64::*;
 compile_error!(
     "lj-trace does not support this processor yet. common/src/arch has to supply for it: REGISTERS, Register (ALL, \
      is_callee_saved), reg (PC, SP, FP, LINK, BASE, BYTECODE_PC, GLOBAL_STATE, KEPT_BASE, LEFT_BASE, CONTINUED, ARGUMENTS, EXIT_NUMBER, \
-     HANDLER_DATA), LEFT_BASE_OFFSET, STACK_AT_FRAME, ADDRESS_END, BREAKPOINT, C_FRAME_WORDS, CFRAME_L, CFRAME_L_VARIES, STATE_NAMES_TRACE, return_address_below, \
+     HANDLER_DATA), LEFT_BASE_OFFSET, STACK_AT_FRAME, ADDRESS_END, BREAKPOINT, C_FRAME_WORDS, CFRAME_L, CFRAME_L_VARIES, STATE_NAMES_TRACE, STATE_NAMES_KIND, return_address_below, \
      trace_stack_pointer, resume_return_slot, exit_stubs, SIGNS_RETURNS, code_address. See docs/architectures.md"
 );

@@ -105,6 +105,9 @@ pub const BREAKPOINT: [u8; 1] = [0xcc];
 /// True: `BC_JLOOP` and the heads of traces store the number.
 pub const STATE_NAMES_TRACE: bool = true;
 
+/// True: [`vm_x64.dasc`](https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/vm_x64.dasc#L350-L380).
+pub const STATE_NAMES_KIND: bool = true;
+
 /// Offset of the coroutine in a C frame (`CFRAME_OFS_L`): without GC64, and with it.
 pub const CFRAME_L: [usize; 2] = [24, 16];
 
