@@ -119,15 +119,6 @@ impl Target {
         Ok(())
     }
 
-    /// Whether that is there.
-    ///
-    /// # Errors
-    /// The compiler does not run.
-    pub fn is_installed(self) -> Result<bool> {
-        let has_library = self.has_library()? || debian_compiler::compiler().is_some();
-        Ok(has_library && paths::find_command(self.cc()).is_some())
-    }
-
     /// Whether the compiler in use has a library for it.
     fn has_library(self) -> Result<bool> {
         let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
