@@ -14,6 +14,12 @@ pub fn is_here() -> bool {
     paths::find_command("apt-get").is_some() && paths::find_command("dpkg-query").is_some()
 }
 
+/// The package that a file belongs to.
+pub fn owner(file: &Path) -> Option<String> {
+    let owner = output(Command::new("dpkg").arg("-S").arg(file)).ok()?;
+    owner.split(':').next().map(str::to_owned)
+}
+
 /// Whether a package is installed completely.
 pub fn is_installed(package: &str) -> bool {
     let mut query = Command::new("dpkg-query");

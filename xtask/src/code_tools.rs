@@ -1,11 +1,7 @@
 //! What formats and checks code. rustup installs it with its compilers; Debian has it in packages of their own.
 
-use std::path::Path;
-use std::process::Command;
-
 use anyhow::Result;
 
-use crate::run::output;
 use crate::{apt, paths};
 
 /// The commands, and their packages beside each package with a cargo.
@@ -20,15 +16,10 @@ const TOOLS: [(&str, [(&str, &str); 2]); 2] = [
 /// A package cannot be installed.
 pub fn install() -> Result<()> {
     let Some(cargo) = paths::find_command("cargo").filter(|cargo| cargo.starts_with("/usr/bin")) else { return Ok(()) };
-    let missing = missing_beside(&package_of(&cargo), |command| paths::find_command(command).is_some());
+    let missing =
+        missing_beside(&apt::owner(&cargo).unwrap_or_default(), |command| paths::find_command(command).is_some());
     let packages: Vec<_> = missing.into_iter().filter(|package| apt::candidate(package).is_some()).collect();
     if packages.is_empty() { Ok(()) } else { apt::install(&packages) }
-}
-
-/// The package that a file belongs to, or nothing.
-fn package_of(file: &Path) -> String {
-    let owner = output(Command::new("dpkg").arg("-S").arg(file)).unwrap_or_default();
-    owner.split(':').next().unwrap_or_default().to_owned()
 }
 
 /// The packages of the commands that are not there.

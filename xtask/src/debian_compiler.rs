@@ -8,9 +8,9 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::debian_arm64::Apt;
-use crate::paths;
 use crate::run::output;
 use crate::toolchain::Target;
+use crate::{apt, paths};
 
 /// Debian's compiler, and its cargo.
 const RUSTC: &str = "/usr/bin/rustc";
@@ -33,9 +33,8 @@ pub fn compiler() -> Option<PathBuf> {
 pub fn set_up() -> Result<()> {
     ensure!(Path::new(RUSTC).is_file() && Path::new(CARGO).is_file(), "there is no {RUSTC}");
     let host = Path::new("/usr/lib/rustlib").join(crate::toolchain::host());
-    let owner = output(Command::new("dpkg").arg("-S").arg(&host))?;
-    let package = owner.split(':').next().with_context(|| format!("no package owns {}", host.display()))?;
-    let version = output(Command::new("dpkg-query").args(["--show", "--showformat=${Version}", package]))?;
+    let package = apt::owner(&host).with_context(|| format!("no package owns {}", host.display()))?;
+    let version = output(Command::new("dpkg-query").args(["--show", "--showformat=${Version}", &package]))?;
     let folder = folder();
     let apt = Apt::set_up(&folder.join("apt"))?;
     apt.update()?;
