@@ -17,9 +17,10 @@ pub const BPF_LINKER_VERSION: &str = "0.13.0";
 
 /// The first release (1.N) of the standard library with all that aya 0.16 uses.
 const AYA_NEEDS: u32 = 98;
-/// The only part of it that earlier compilers lack; there, a feature gate enables it. Rust 1.96 and later warn of crates
-/// that do not use it.
-const AYA_FEATURE: &str = "-Zcrate-attr=feature(result_option_map_or_default) -Aunused_features";
+/// The only part of it that earlier compilers lack; there, a feature gate enables it.
+const AYA_FEATURE: &str = "-Zcrate-attr=feature(result_option_map_or_default)";
+/// Rust 1.96 and later warn of each crate that does not use it.
+const NO_WARNING: &str = "-Aunused_features";
 
 /// A `cargo SUBCOMMAND` for the host crates.
 ///
@@ -40,7 +41,7 @@ fn cargo_with(cargo: &OsStr, rustc: &OsStr, subcommand: &str) -> Result<Command>
         let mut flags = env::var("RUSTFLAGS").unwrap_or_default();
         // The caller may have set it already: twice is an error.
         if !flags.contains(AYA_FEATURE) {
-            flags = format!("{flags} {AYA_FEATURE}").trim_start().to_owned();
+            flags = format!("{flags} {AYA_FEATURE} {NO_WARNING}").trim_start().to_owned();
         }
         command.arg("--ignore-rust-version").env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", flags);
     }
