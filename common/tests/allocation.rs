@@ -7,6 +7,7 @@ use lj_trace_common::allocation::event::NAMELESS;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownObjects, KnownPrototype, slot};
 use lj_trace_common::allocation::on_trace::{NO_LINE, RememberedTrace, TracePlace};
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, AttributionRoom, attribute};
+use lj_trace_common::arch::STATE_NAMES_KIND;
 use lj_trace_common::layout::{ABSENT, VmLayout, VmStates, gct};
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::trace::TraceIdentity;
@@ -180,8 +181,13 @@ impl Scene {
 
     /// Attributes an allocation in the memory as it is, with the given knowledge.
     fn attribute_with(&self, objects: &mut Remembered) -> Attributed {
+        self.attribute_block(objects, 0)
+    }
+
+    /// The same, if the VM gives the block at `pointer` another size.
+    fn attribute_block(&self, objects: &mut Remembered, pointer: u64) -> Attributed {
         let vm = VmConfig::new(GLOBAL, GLOBAL - 96, (0, 0), self.lab.layout);
-        let mut event = AllocationEvent { place: 1, line: 1, source: 9, ..AllocationEvent::default() };
+        let mut event = AllocationEvent { place: 1, line: 1, source: 9, pointer, ..AllocationEvent::default() };
         attribute(&self.lab.memory, &vm, objects, &mut { AttributionRoom::EMPTY }, &mut event);
         Attributed { event, first_line: objects.first_line(event.place) }
     }
@@ -395,7 +401,21 @@ fn the_vm_itself_is_internal() {
         }
         // Between functions. Upstream builds do not distinguish this from code within functions.
         let between = summary(&scene.attribute(INTERP, pc));
-        assert_eq!(between, if scene.states == VmStates::Tarantool { "internal" } else { "7:47" });
+        let is_known = scene.states == VmStates::Tarantool && STATE_NAMES_KIND;
+        assert_eq!(between, if is_known { "internal" } else { "7:47" });
+    });
+}
+
+#[test]
+fn the_stack_that_tarantool_moves_is_internal() {
+    const STACK: u64 = 0x77_0000;
+    all(|scene| {
+        scene.attribute(INTERP, scene.lab.pc(scene.function, 4));
+        scene.lab.memory.write_u64(THREAD + u64::from(scene.lab.layout.l_stack), STACK);
+        let seen = |block| summary(&scene.attribute_block(&mut Remembered::default(), block));
+        let is_tarantool = scene.states == VmStates::Tarantool;
+        assert_eq!(seen(STACK), if is_tarantool { "internal" } else { "7:47" });
+        assert_eq!(seen(STACK + 16), if is_tarantool && STATE_NAMES_KIND { "internal" } else { "7:47" });
     });
 }
 

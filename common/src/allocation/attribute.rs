@@ -147,7 +147,9 @@ pub fn attribute(
         VmState::Trace if raw == 0 && (STATE_NAMES_TRACE || jit_base(memory, vm) == Ok(0)) => {}
         VmState::Trace => trace(memory, vm, objects, room, event),
         // Upstream builds use this state for all Lua code, Tarantool's builds for x86-64 only between functions.
-        VmState::Interp if states == VmStates::Tarantool && STATE_NAMES_KIND => {}
+        VmState::Interp
+            if states == VmStates::Tarantool
+                && (STATE_NAMES_KIND || moves_stack(memory, vm, room.thread, event.pointer)) => {}
         VmState::Interp | VmState::Lfunc | VmState::Ffunc | VmState::Cfunc => {
             // A lookup that fails halfway leaves the source unset.
             if let Ok(source) = function(memory, vm, objects, room, event) {
@@ -161,6 +163,16 @@ pub fn attribute(
         }
         VmState::Gc | VmState::Exit | VmState::Record | VmState::Opt | VmState::Asm => {}
     }
+}
+
+/// Whether a block is the stack of the coroutine that allocates. Tarantool's VM sets INTERP while it gives a stack another
+/// size ([`resizestack`]), where its memprof must not look at the stack; the allocation is then the VM's own.
+///
+/// [`resizestack`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_state.c#L76-L84
+#[inline(never)]
+fn moves_stack(memory: &impl ReadMemory, vm: &VmConfig, thread: u64, block: u64) -> bool {
+    let stack = thread.wrapping_add(u64::from(vm.layout.l_stack));
+    block != 0 && thread != 0 && memory.read_ref(vm.layout.is_gc64(), stack) == Ok(block)
 }
 
 /// The trace that runs.
