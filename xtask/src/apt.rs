@@ -1,5 +1,6 @@
 //! The packages of a Debian or Ubuntu system, through apt.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -56,10 +57,28 @@ pub fn lists_are_recent() -> bool {
     age().is_some_and(|age| age < RECENT) && candidate("libc6").is_some()
 }
 
-/// Fetches the package lists.
+/// Fetches the package lists. Waits for another program that does so.
 pub fn update() -> Result<()> {
+    const LOCK: &str = "/var/lib/apt/lists/lock";
     need_root("apt-get update")?;
+    if is_locked(Path::new(LOCK)) {
+        println!("  another program fetches the package lists: waiting for it, up to 10 minutes");
+    }
+    // `DPkg::Lock::Timeout` says nothing about this lock.
+    for _ in 0..120 {
+        if !is_locked(Path::new(LOCK)) {
+            break;
+        }
+        std::thread::sleep(Duration::from_secs(5));
+    }
     run(apt_get().args(["--quiet", "--quiet", "update"]))
+}
+
+/// Whether a program holds a lock on a file (`/proc/locks`: its sixth word is the device and the inode).
+fn is_locked(file: &Path) -> bool {
+    let Ok(inode) = file.metadata().map(|file| file.ino()) else { return false };
+    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    locks.lines().any(|lock| lock.split_whitespace().any(|word| word.ends_with(&format!(":{inode}"))))
 }
 
 /// Installs packages, without the packages that they only recommend.
@@ -98,8 +117,10 @@ pub fn unpack(package: &str, folder: &Path) -> Result<()> {
 }
 
 fn apt_get() -> Command {
+    /// A new machine updates itself at first, and holds dpkg's lock for some minutes.
+    const WAIT_FOR_OTHERS: &str = "DPkg::Lock::Timeout=600";
     let mut command = Command::new("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive");
+    command.env("DEBIAN_FRONTEND", "noninteractive").args(["-o", WAIT_FOR_OTHERS]);
     command
 }
 
