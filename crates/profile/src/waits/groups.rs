@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{NINETEEN_OF_TWENTY, WAIT, WaitLook, WaitProfile};
+use lj_trace_estimate::variance::Variance;
+
+use super::{CERTAIN, WAIT, WaitLook, WaitProfile};
 use crate::Frame;
 use crate::model::FrameId;
 
@@ -49,10 +51,12 @@ pub(super) fn times(profile: &WaitProfile) -> Vec<GroupTime> {
             *sums.entry(name).or_default() += row.weights[WAIT.index];
         }
     }
-    let error = |name: &str| profile.groups.get(name).map_or(0.0, |figures| figures.error(profile.about.looks));
     let time = |(name, nanoseconds): (Arc<str>, u64)| {
-        let error = NINETEEN_OF_TWENTY * error(&name);
-        GroupTime { name, nanoseconds, error }
+        let mut variance = Variance::default();
+        if let Some(figures) = profile.groups.get(&name) {
+            figures.add_to(&mut variance, profile.about.looks);
+        }
+        GroupTime { name, nanoseconds, error: variance.error(CERTAIN) }
     };
     sums.into_iter().filter(|(_, nanoseconds)| *nanoseconds > 0).map(time).collect()
 }

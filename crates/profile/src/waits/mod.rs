@@ -15,6 +15,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lj_trace_estimate::variance::Variance;
 use lj_trace_text::Room;
 
 pub use groups::GroupTime;
@@ -55,9 +56,33 @@ pub struct WaitProfile {
 struct Figures {
     /// What the last look that found a coroutine here counted, in nanoseconds, and the number of that look.
     last: (f64, u64),
-    /// The sum of the squared differences between each look and the next.
-    squares: f64,
+    /// What the first look of all counted, squared: as if there was nobody before. So a count that never changes has an
+    /// error, too.
+    first: f64,
+    differences: Differences,
     pairs: Pairs,
+}
+
+/// The differences between what each look counted and what the next one did.
+#[derive(Clone, Copy, Debug, Default)]
+struct Differences {
+    /// The sum of their squares.
+    squares: f64,
+    /// The sum of their fourth powers.
+    fourths: f64,
+}
+
+impl Differences {
+    fn add(&mut self, difference: f64) {
+        self.squares += difference.powi(2);
+        self.fourths += difference.powi(4);
+    }
+
+    /// How well the sum of the squares is known, in degrees of freedom: twice its square over its own variance. That is the
+    /// sum of the fourth powers if the counts are normally distributed, since each count is in two differences.
+    fn freedom(&self) -> f64 {
+        if self.fourths > 0.0 { (2.0 * self.squares.powi(2) / self.fourths).min(CERTAIN) } else { CERTAIN }
+    }
 }
 
 /// What is known of all looks.
@@ -200,9 +225,13 @@ impl WaitProfile {
         self.figures.get(stack.index())?.pairs.length()
     }
 
-    /// The standard error of the time of waiting with this stack, in nanoseconds.
-    fn error(&self, stack: StackId) -> f64 {
-        self.figures.get(stack.index()).map_or(0.0, |figures| figures.error(self.about.looks))
+    /// The variance of the time of waiting with this stack, in square nanoseconds.
+    fn variance(&self, stack: StackId) -> Variance {
+        let mut variance = Variance::default();
+        if let Some(figures) = self.figures.get(stack.index()) {
+            figures.add_to(&mut variance, self.about.looks);
+        }
+        variance
     }
 
     /// The places where coroutines wait, longest time first.
@@ -225,27 +254,34 @@ impl Figures {
     /// Notes that a look has counted `weight` here.
     fn note(&mut self, weight: f64, look: u64) {
         let (last, number) = self.last;
-        // The looks in between found no coroutine here.
-        self.squares += if number + 1 == look { (weight - last).powi(2) } else { last.powi(2) + weight.powi(2) };
+        match look {
+            1 => self.first = weight.powi(2),
+            _ if number + 1 == look => self.differences.add(weight - last),
+            // The looks in between found no coroutine here.
+            _ => [last, weight].into_iter().for_each(|difference| self.differences.add(difference)),
+        }
         self.last = (weight, look);
     }
 
-    /// The standard error of the sum, from the differences between successive looks. A count that never changes has no
-    /// error.
-    fn error(&self, looks: u64) -> f64 {
-        let (last, number) = self.last;
-        let mut squares = self.squares;
+    /// Adds the variance of the sum of all looks.
+    fn add_to(&self, variance: &mut Variance, looks: u64) {
+        let (mut differences, (last, number)) = (self.differences, self.last);
         if number < looks {
-            squares += last.powi(2);
+            differences.add(last);
         }
-        (squares / 2.0).sqrt()
+        let sum = (self.first + differences.squares) / 2.0;
+        if sum > 0.0 {
+            variance.add(sum, differences.freedom());
+        }
     }
 
     fn merge(&mut self, other: &Self) {
         if other.last.1 > self.last.1 {
             self.last = other.last;
         }
-        self.squares += other.squares;
+        self.first += other.first;
+        self.differences.squares += other.differences.squares;
+        self.differences.fourths += other.differences.fourths;
         self.pairs.merge(&other.pairs);
     }
 }
@@ -289,7 +325,7 @@ impl Profile for WaitProfile {
             _ => return std::collections::HashMap::new(),
         };
         let shown = self.stacks.numbered().filter(|(_, row)| row.weights[WAIT.index] > 0);
-        shown.map(|(stack, _)| (stack, NINETEEN_OF_TWENTY * self.error(stack) / unit)).collect()
+        shown.map(|(stack, _)| (stack, self.variance(stack).error(CERTAIN) / unit)).collect()
     }
 
     fn losses(&self) -> &BTreeMap<String, u64> {
@@ -301,8 +337,8 @@ impl Profile for WaitProfile {
     }
 }
 
-/// The number of standard errors around the mean that contain 19 of 20 cases.
-const NINETEEN_OF_TWENTY: f64 = 1.96;
+/// The degrees of freedom of a variance that is certain.
+const CERTAIN: f64 = 1e9;
 
 #[cfg(test)]
 mod tests;

@@ -39,17 +39,17 @@ fn time_is_what_looks_count_times_what_they_stand_for() {
     assert!(text.contains("10 looks in 5.0 s: of 500 coroutines 412.5 wait") || text.contains("412"), "{text}");
 }
 
-#[test]
-fn looks_at_random_moments_find_all_of_the_time() {
+/// Looks at twenty coroutines that wait a tenth of the time, in waits of 0.05 s: the mean of what the looks find, and the
+/// share of the cases in which that is within its error.
+fn look_at_random_moments(looks: u32, rounds: u32) -> (f64, f64) {
     let mut rng = fastrand::Rng::with_seed(1);
-    // Waits of 0.05 s, one every 0.5 s: each of twenty coroutines waits a tenth of the time.
     let (mut sums, mut inside) = (0.0, 0);
-    let rounds = 200;
+    let truth = f64::from(looks) * 2.0;
     for _ in 0..rounds {
         let mut profile = WaitProfile::new("");
         let place = profile.stack([lua("f", 1)]);
         let phases: Vec<f64> = (0..20).map(|_| rng.f64() * 0.5).collect();
-        for number in 0..30 {
+        for number in 0..looks {
             let now = f64::from(number) + rng.f64();
             let waiting = phases.iter().filter(|phase| (now + **phase) % 0.5 < 0.05).count() as u64;
             let found = [(place, waiting)];
@@ -58,12 +58,22 @@ fn looks_at_random_moments_find_all_of_the_time() {
         let time = profile.total() as f64 / 1e9;
         sums += time;
         let error = profile.errors(&WAIT).get(&place).copied().unwrap_or(0.0) / 1e9;
-        inside += usize::from((time - 60.0).abs() <= error);
+        inside += u32::from((time - truth).abs() <= error);
     }
-    let mean = sums / f64::from(rounds);
-    assert!((mean - 60.0).abs() < 2.0, "{mean}");
-    // 19 of 20, as far as 200 rounds can tell.
-    assert!(inside >= 170, "{inside} of {rounds} within their errors");
+    (sums / f64::from(rounds) / truth, f64::from(inside) / f64::from(rounds))
+}
+
+#[test]
+fn looks_at_random_moments_find_all_of_the_time() {
+    for looks in [5, 8, 30] {
+        let (mean, within) = look_at_random_moments(looks, 1000);
+        // Each count has a standard deviation of at least that of chance: the square root of 2, of a mean of 2.
+        let chance = (0.5 / f64::from(looks) / 1000.0).sqrt();
+        assert!((mean - 1.0).abs() < 4.0 * chance, "{looks} looks: {mean}");
+        // 19 of 20, as far as 1000 rounds can tell.
+        let least = 0.95 - 4.0 * (0.95 * 0.05 / 1000.0_f64).sqrt();
+        assert!(within > least, "{looks} looks: {within} within their errors");
+    }
 }
 
 #[test]

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
+use lj_trace_estimate::variance::Variance;
 use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::{Room, percent};
 
 use super::callers::{WaitCaller, callers};
-use super::{AboutLooks, Length, NINETEEN_OF_TWENTY, Pairs, WAIT, WaitProfile};
+use super::{AboutLooks, CERTAIN, Length, Pairs, WAIT, WaitProfile};
 use crate::Frame;
 use crate::model::{Profile as _, Row};
 
@@ -36,20 +37,20 @@ pub struct WaitPlace {
 /// The places, longest time first.
 pub fn places(profile: &WaitProfile) -> Vec<WaitPlace> {
     let seconds = profile.about.time.as_secs_f64().max(1e-9);
-    let mut places: HashMap<(String, String), (u64, f64, Pairs)> = HashMap::new();
+    let mut places: HashMap<(String, String), (u64, Variance, Pairs)> = HashMap::new();
     for (stack, row) in profile.stacks.numbered().filter(|(_, row)| row.weights[WAIT.index] > 0) {
-        let (time, squares, pairs) = places.entry(place_of(profile, &row)).or_default();
+        let (time, variance, pairs) = places.entry(place_of(profile, &row)).or_default();
         *time = time.saturating_add(row.weights[WAIT.index]);
-        *squares += profile.error(stack).powi(2);
         if let Some(figures) = profile.figures.get(stack.index()) {
+            figures.add_to(variance, profile.about.looks);
             pairs.merge(&figures.pairs);
         }
     }
-    let place = |((name, called), (time, squares, pairs)): (_, (u64, f64, Pairs))| WaitPlace {
+    let place = |((name, called), (time, variance, pairs)): (_, (u64, Variance, Pairs))| WaitPlace {
         name,
         called,
         time,
-        coroutines: (time as f64 / 1e9 / seconds, NINETEEN_OF_TWENTY * squares.sqrt() / 1e9 / seconds),
+        coroutines: (time as f64 / 1e9 / seconds, variance.error(CERTAIN) / 1e9 / seconds),
         length: pairs.length(),
     };
     let mut places: Vec<WaitPlace> = places.into_iter().map(place).collect();
