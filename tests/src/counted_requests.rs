@@ -8,9 +8,10 @@ use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use fastrand::Rng;
 
 use crate::nginx::Nginx;
@@ -200,6 +201,25 @@ impl CountingSite {
         Ok(figures)
     }
 
+    /// The same once no request goes on: clients may have gone away from theirs.
+    ///
+    /// # Errors
+    /// If nginx does not answer, or requests go on for half a minute.
+    pub fn own_at_rest(&self, nginx: &Nginx) -> Result<BTreeMap<String, OwnFigures>> {
+        /// Longer than a request takes.
+        const PAUSE: Duration = Duration::from_millis(300);
+        let mut last = self.own(nginx)?;
+        for _ in 0..100 {
+            sleep(PAUSE);
+            let now = self.own(nginx)?;
+            if now == last {
+                return Ok(now);
+            }
+            last = now;
+        }
+        bail!("requests go on without clients: {last:?}")
+    }
+
     /// Sends so many requests, from so many connections at once: on connections that are kept, in one piece with others, and
     /// from clients that go away before they have an answer.
     ///
@@ -267,7 +287,7 @@ fn send(socket: &Path, random: &mut Rng, uris: &[String], requests: usize) -> Re
     // The server closes the connection when it has had enough of it.
     let _ = stream.write_all(text.as_bytes());
     if random.u32(..10) == 0 {
-        std::thread::sleep(Duration::from_micros(random.u64(..3_000)));
+        sleep(Duration::from_micros(random.u64(..3_000)));
         let _ = stream.shutdown(Shutdown::Both);
         return Ok(());
     }

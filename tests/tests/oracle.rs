@@ -191,8 +191,9 @@ fn interpreted_on_tarantool() -> Result<()> {
 fn arithmetic_counts_where_it_is() -> Result<()> {
     /// The line where it begins.
     const LEAF: u32 = 4;
-    /// The largest share of the samples that others may have, in percent: one division in 18, and what calls take.
-    const OTHERS: f64 = 15.0;
+    /// The largest share of the samples that others may have, in percent: one division in 18, and what calls take. In an
+    /// emulated processor all instructions take as long as a division, and 7 of 39 are not the function's.
+    const OTHERS: f64 = if cfg!(target_arch = "aarch64") { 20.0 } else { 15.0 };
     /// The largest share that may be marked.
     const MARKED: f64 = 5.0;
     for program in [LUAJIT, LUAJIT2, TARANTOOL] {

@@ -52,15 +52,13 @@ fn record(seed: u64, requests: usize, mode: &str, more: &[&str]) -> Result<Optio
     let pid = nginx.workers()[0].to_string();
     // Some before it is looked at.
     site.ask(&nginx, seed + 1, 60, clients)?;
-    let before = site.own(&nginx)?;
+    let before = site.own_at_rest(&nginx)?;
     let whom =
         ["--pid", &pid, "--mode", mode, "--per-request", "--rate", "999", "--no-limit", "--force", "-o", &output];
     let mut tracer = Tracer::start(whom.iter().chain(more))?;
     tracer.wait_until_attached()?;
     site.ask(&nginx, seed, requests, clients)?;
-    // Those whose clients have gone away.
-    sleep(Duration::from_millis(300));
-    let mut own = site.own(&nginx)?;
+    let mut own = site.own_at_rest(&nginx)?;
     tracer.signal(libc::SIGINT)?;
     let outcome = tracer.wait()?;
     outcome.expect(0, &[]);

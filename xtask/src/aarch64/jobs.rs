@@ -47,7 +47,6 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("hostile_kill::no_breakpoint_slows_what_is_no_longer_recorded", SPEED),
     ("many_processes::a_thousand_vms_are_as_good_as_one", SPEED),
     ("matrix", "`cargo xtask matrix --arch aarch64` runs it"),
-    ("oracle::arithmetic_counts_where_it_is", PLACES),
     ("oracle::kept_on_luajit2", PLACES),
     ("soak", SPEED),
     ("soak_memory", SPEED),
