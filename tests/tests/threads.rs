@@ -66,7 +66,7 @@ fn expect_each_once(recorded: &Recorded, report: &[String], process: Used) -> Re
         check(&format!("thread {number}"), seconds.parse()?, samples, 1.0);
     }
     check("all threads", process.cpu, recorded.folded.samples(), cpus);
-    ensure!(failures.is_empty(), "\n{}", failures.join("\n"));
+    ensure!(failures.is_empty(), "\n{}\n{}", failures.join("\n"), recorded.outcome.stderr);
     for what in ["Lua complete", "native complete"] {
         let share = recorded.share(what)?;
         let least = 99.5 - of_percent(99.5, recorded.taken());
