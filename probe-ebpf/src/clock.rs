@@ -31,14 +31,13 @@ impl Timer {
         }
     }
 
-    /// Ends a run of a sampler, and adds its time to this counter of the process, unless something else ran in between.
+    /// Ends a run of a sampler, and adds its time to this counter of the process. Nothing else runs in between but a virtual
+    /// machine's host: no run counts for longer than a sample may take.
     #[inline(always)]
     pub fn stop_of(self, process: u32, time: u32) {
         // SAFETY: the helper has no preconditions.
         let took = unsafe { bpf_ktime_get_ns() } - self.0;
-        if took <= LONGEST_SAMPLE {
-            add_of(process, time, took);
-        }
+        add_of(process, time, if took < LONGEST_SAMPLE { took } else { LONGEST_SAMPLE });
     }
 
     /// Ends a run, and adds its time. False if the run took longer than programs do, because something else ran in

@@ -1,6 +1,6 @@
 //! `--alloc-stacks`: allocations carry their whole Lua and native stack.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use lj_trace_tests::folded::{Folded, Stack};
 use lj_trace_tests::programs::{ALL, Program, TARANTOOL};
 use lj_trace_tests::tracer::{Outcome, Tracer, run};
@@ -98,9 +98,13 @@ fn stacks_that_are_lost_are_counted() -> Result<()> {
     const ROUNDS: u64 = STACKS * 10;
     let program = Program::find(lj_trace_tests::programs::LUAJIT).expect("the demo's luajit is everywhere");
     let (folded, outcome) = record(&program, ROUNDS, 1, true)?;
-    let lost = outcome.stderr.split_once(" allocation stacks lost: the ring buffer was full");
-    let lost = lost.and_then(|(before, _)| before.rsplit_once("LOST: ")?.1.parse::<u64>().ok());
-    let lost = lost.with_context(|| format!("no stack was lost: {outcome:#?}"))?;
+    ensure!(
+        outcome.stderr.contains(" allocation stacks lost: the ring buffer was full"),
+        "none was lost: {outcome:#?}"
+    );
+    // A slow machine does not work off in time all that the buffer holds, and says so in a line of its own.
+    let count = |line: &str| line.strip_prefix("LOST: ")?.split(' ').next()?.parse::<u64>().ok();
+    let lost: u64 = outcome.stderr.lines().filter_map(count).sum();
     let there: u64 =
         folded.samples_where(|stack| CHAINS.iter().any(|chain| calls(stack, chain))) / table_size(&program);
     // Besides the tables, there is little that the workload allocates.

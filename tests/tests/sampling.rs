@@ -156,6 +156,65 @@ fn samples_that_cost_too_much_are_fewer_and_count_as_more() -> Result<()> {
     Ok(())
 }
 
+/// The most ticks a second that the kernel allows an event, until this value is dropped.
+struct Allowed(String);
+
+impl Allowed {
+    const SETTING: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
+
+    fn begin(rate: u32) -> Result<Self> {
+        let usual = std::fs::read_to_string(Self::SETTING)?;
+        std::fs::write(Self::SETTING, rate.to_string())?;
+        Ok(Self(usual))
+    }
+}
+
+impl Drop for Allowed {
+    fn drop(&mut self) {
+        std::fs::write(Self::SETTING, &self.0).expect("the setting could be written before");
+    }
+}
+
+/// The kernel stops an event that ticks more often than that, and tells nobody. It may begin to do so while lj-trace records.
+#[test]
+fn where_the_kernel_allows_few_samples_each_counts_for_more() -> Result<()> {
+    const RATE: f64 = 999.0;
+    /// How long lj-trace may take to see that it allows less.
+    const LATE: f64 = 1.3;
+    let mut random = fastrand::Rng::with_seed(29);
+    for round in 0..4 {
+        let (allowed, is_late) = (random.u32(1..900), round % 2 == 1);
+        let workload = neighbour()?;
+        let before = if is_late { None } else { Some(Allowed::begin(allowed)?) };
+        let recording = Recording::attached(&workload, &["--rate", &RATE.to_string()])?;
+        let (used, gone) = (cpu_time(workload.pid())?, stolen()?);
+        let _allowed = before.map_or_else(|| Allowed::begin(allowed), Ok)?;
+        let_work(workload.pid(), 2.0)?;
+        let (used, gone) = (cpu_time(workload.pid())? - used, stolen()? - gone);
+        let recorded = recording.stop()?;
+        recorded.outcome.expect(0, &["the kernel allows", "kernel.perf_event_max_sample_rate"]);
+        let samples = recorded.folded.samples();
+        let [least, most] =
+            [used - if is_late { LATE } else { 0.0 }, used + gone + 0.1].map(|seconds| seconds.max(0.0) * RATE);
+        let tolerance = of_weighted_count(most, recorded.outcome.weight());
+        let verdict = format!("{allowed} allowed: {samples} of {least:.0} to {most:.0}, tolerance {tolerance:.0}");
+        println!("{verdict}");
+        ensure!(
+            (least - tolerance..=most + tolerance).contains(&(samples as f64)),
+            "{verdict}: {}",
+            recorded.outcome.stderr
+        );
+    }
+    // Events that threads inherit cannot be slowed down.
+    let workload = neighbour()?;
+    let _allowed = Allowed::begin(150)?;
+    let pid = workload.pid().to_string();
+    let outcome = lj_trace_tests::tracer::run(["--pid", &pid, "--rate", "999", "--events", "threads", "-d", "1s"])?;
+    ensure!(!outcome.status.success(), "{outcome:#?}");
+    ensure!(outcome.stderr.contains("use --rate 150"), "{outcome:#?}");
+    Ok(())
+}
+
 /// However long lj-trace is busy with something else when the time is over.
 #[test]
 fn the_time_is_over_when_it_is() -> Result<()> {

@@ -14,6 +14,7 @@ mod error;
 pub mod gate;
 pub mod guardian;
 pub mod harm;
+pub mod highest_rate;
 pub mod journal;
 pub mod kernel_places;
 mod kernel_types;

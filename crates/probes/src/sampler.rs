@@ -14,6 +14,7 @@ use lj_trace_process::{Process, TargetError};
 use super::cpu_events::Chosen;
 pub use super::cpu_events::NewCpu;
 use super::error::{ProbeError, whole};
+use super::highest_rate::{SETTING, highest_rate};
 use super::perf_event::{self, Attached, Clock};
 use super::programs::Programs;
 use super::timely::Timely;
@@ -187,12 +188,27 @@ impl Sampler {
         Ok(true)
     }
 
-    /// Doubles the sampling rate again and halves the weight of each sample. False if sampling was not slowed down.
+    /// Slows down as far as the kernel demands. Returns how many samples a second it allows if that has changed anything.
+    ///
+    /// # Errors
+    /// As [`Self::slow_down`].
+    pub fn obey_kernel(&mut self, programs: &mut Programs) -> Result<Option<u32>, ProbeError> {
+        let allowed = highest_rate();
+        // Events on threads go on to tick at their rate, and begin only if it is allowed.
+        if matches!(self.events, Events::OnThreads(_)) || self.rate() <= f64::from(allowed) {
+            return Ok(None);
+        }
+        while self.rate() > f64::from(allowed) && self.slow_down(programs, 1)? {}
+        Ok(Some(allowed))
+    }
+
+    /// Doubles the sampling rate again and halves the weight of each sample. False if sampling was not slowed down, or if
+    /// the kernel does not allow that rate.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn speed_up(&mut self, programs: &mut Programs) -> Result<bool, ProbeError> {
-        if self.weight == 1 {
+        if self.weight == 1 || self.rate() * 2.0 > f64::from(highest_rate()) {
             return Ok(false);
         }
         match &self.events {
@@ -274,6 +290,13 @@ impl Sampler {
     }
 
     fn attach_threads(&mut self, programs: &mut Programs, process: &Process, rate: u32) -> Result<(), ProbeError> {
+        let allowed = highest_rate();
+        if rate > allowed {
+            return Err(ProbeError::Limit {
+                cause: format!("the kernel allows no event on a thread to tick {rate} times a second"),
+                limit: format!("use --rate {allowed}, or raise its limit: sudo sysctl {SETTING}=100000"),
+            });
+        }
         let mut attached = HashSet::new();
         let refused = |error| ProbeError::sort(error);
         // A thread that appears during this loop was started by a thread that already had an event, and inherited it;

@@ -47,7 +47,6 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("hostile_kill::no_breakpoint_slows_what_is_no_longer_recorded", SPEED),
     ("many_processes::a_thousand_vms_are_as_good_as_one", SPEED),
     ("matrix", "`cargo xtask matrix --arch aarch64` runs it"),
-    ("oracle::kept_on_luajit2", PLACES),
     ("soak", SPEED),
     ("soak_memory", SPEED),
     ("stories", "the same as others, for minutes"),
@@ -59,8 +58,6 @@ const LEFT_OUT: &[(&str, &str)] = &[
 ];
 
 const LOOKS: &str = "holds shares against looks, and an emulated machine is so slow that lj-trace looks every 3 s";
-const PLACES: &str = "compares shares of functions: it failed in a machine that was interrupted only where a block of its code \
-                      begins, and was not tried in this one";
 const SPEED: &str = "measures speed, which an emulated machine does not have";
 
 /// Builds the tests, and lists those whose file's or own name contains `filter`.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use lj_trace_probes::highest_rate::SETTING;
 use lj_trace_profile::answer::{
     CpuFacts, CpuUse, SeenAt, accuracy, cpu_sentence, facts_text, function_share, part_lines,
 };
@@ -140,8 +141,16 @@ fn losses(summaries: &[&Summary]) -> String {
     }
     let lowered = summaries.iter().filter_map(|summary| summary.lowered_to);
     if let Some((rate, weight)) = lowered.min_by(|(a, _), (b, _)| a.total_cmp(b)) {
+        let why = match summaries.iter().filter_map(|summary| summary.allowed_rate).min() {
+            Some(allowed) => format!("the kernel allows {allowed} ({SETTING})"),
+            None => "more cost too much".to_owned(),
+        };
+        said.push(format!("the rate was lowered to {rate:.0} Hz, where each sample counts as {weight}, since {why}"));
+    }
+    let missing: f64 = summaries.iter().filter_map(|summary| summary.without_samples()).sum();
+    if missing > 0.0 {
         said.push(format!(
-            "the rate was lowered to {rate:.0} Hz, where each sample counts as {weight}, since more cost too much"
+            "{missing:.2} s of CPU time have no samples: that often, the clock that takes them did not tick"
         ));
     }
     said.extend(noted.iter().map(|(what, count)| format!("{what}: {count}")));

@@ -39,6 +39,8 @@ pub struct Summary {
     pub others: Option<f64>,
     /// If the full rate would have cost too much: the final rate in samples per second, and the weight of each sample.
     pub lowered_to: Option<(f64, u32)>,
+    /// How many samples a second the kernel allowed, if the rate was lowered for that reason.
+    pub allowed_rate: Option<u32>,
     /// Why events were on threads, if they should have been on CPUs.
     pub why_threads: Option<String>,
     /// How many requests were found, and why the others were not.
@@ -67,6 +69,21 @@ pub enum Verbosity {
 }
 
 impl Summary {
+    /// How many seconds of its CPU time no sample stands for, taken or lost; [`None`] if that may be chance, or the few
+    /// percent that other work of the kernel and of a virtual machine's host takes.
+    pub fn without_samples(&self) -> Option<f64> {
+        /// The share of its CPU time that may be missing, and the seconds: the clock of another process is read late.
+        const FEW: (f64, f64) = (0.25, 0.1);
+        let used = self.used.filter(|_| self.off_cpu.is_none())?;
+        let lost: u64 = self.lost.iter().map(|(_, count)| count).sum();
+        let rate = f64::from(self.rate);
+        let told = (self.tally.samples + self.left_out + lost) as f64 / rate;
+        let weight = self.lowered_to.map_or(1.0, |(_, weight)| f64::from(weight));
+        let chance = 4.0 * (used * weight / rate).sqrt();
+        let missing = used - told;
+        (missing > FEW.0 * used + FEW.1 + chance).then_some(missing)
+    }
+
     /// The summary as text for the user. Losses come first.
     pub fn text(&self, end: &str, files: &[PathBuf], verbosity: Verbosity) -> String {
         let mut out = String::new();
@@ -109,6 +126,9 @@ impl Summary {
         } else if verbosity == Verbosity::Full {
             let lost: u64 = self.lost.iter().map(|(_, count)| count).sum();
             writeln!(out, "  lost               {lost}")?;
+            if let Some(missing) = self.without_samples() {
+                writeln!(out, "  without samples    {missing:.2} s of its CPU time")?;
+            }
             writeln!(out, "  cost to it         {}", self.cost)?;
             if let Some(others) = self.others {
                 writeln!(out, "  cost to all others {:.3}% of each CPU", others * 100.0)?;
@@ -235,6 +255,7 @@ mod tests {
             used: Some(2.0),
             others: Some(0.0012),
             lowered_to: None,
+            allowed_rate: None,
             why_threads: None,
             requests: RequestTally::default(),
             wants_requests: false,
@@ -263,6 +284,20 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\nis not in\n{text}");
         }
+    }
+
+    #[test]
+    fn cpu_time_that_has_no_samples_is_told() {
+        let of = |used, lost, lowered_to| {
+            let lost = vec![("lost", lost)];
+            Summary { used: Some(used), lost, lowered_to, ..summary() }.without_samples()
+        };
+        // 200 samples stand for 2 s.
+        assert_eq!(of(2.2, 0, None), None);
+        assert_eq!(of(6.0, 0, None), Some(4.0));
+        assert_eq!(of(6.0, 400, None), None);
+        // With so few samples, it may be chance.
+        assert_eq!(of(6.0, 0, Some((0.8, 128))), None);
     }
 
     #[test]

@@ -25,6 +25,7 @@ use lj_trace_common::turn::{EndedTurn, TurnLengths};
 use lj_trace_common::vm::VmConfig;
 use lj_trace_luajit::Vm;
 use lj_trace_probes::cost::Cost;
+use lj_trace_probes::highest_rate::SETTING;
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::plan::ProbePlan;
 use lj_trace_probes::programs::{KeptPrograms, Programs};
@@ -102,6 +103,8 @@ pub struct Recording {
     drained: Instant,
     /// When the recording last checked for new CPUs.
     cpus_looked_at: Instant,
+    /// How many samples a second the kernel allowed, if that was too few.
+    allowed_rate: Option<u32>,
     /// How many it found, with a perf event and without.
     new_cpus: [u64; 2],
     /// When sampling ends.
@@ -257,6 +260,7 @@ impl Recording {
             requests.begin();
         }
         self.began = Instant::now();
+        self.obey_kernel()?;
         let Some(cpu) = &mut self.cpu else { return Ok(()) };
         if let Some(off_cpu) = &mut cpu.off_cpu {
             off_cpu.begin(&self.process)?;
@@ -385,6 +389,7 @@ impl Recording {
             began: Instant::now(),
             drained: Instant::now(),
             cpus_looked_at: Instant::now(),
+            allowed_rate: None,
             new_cpus: [0; 2],
             ends: None,
             leaving: Vec::new(),
@@ -628,10 +633,28 @@ impl Recording {
         }
     }
 
+    /// Lowers the sampling rate if the kernel allows less: samples would be missing without a sign.
+    fn obey_kernel(&mut self) -> Result<(), EngineError> {
+        let Some(sampler) = self.cpu.as_mut().and_then(|cpu| cpu.sampler.as_mut()) else { return Ok(()) };
+        if let Some(allowed) = sampler.obey_kernel(&mut self.programs)? {
+            self.allowed_rate = Some(allowed);
+            let (rate, weight) = (sampler.rate(), sampler.weight());
+            let text = format!(
+                "lj-trace: the kernel allows {allowed} samples a second ({SETTING}): {rate:.0} are taken, each of which counts \
+                 as {weight}"
+            );
+            say(Priority::Warning, &text);
+        }
+        Ok(())
+    }
+
     /// Detaches the probes on the allocators once they cost the target more than the limit; the data that they have
     /// recorded stays. If samples cost more than their limit, lowers the sampling rate.
     fn limit_cost(&mut self) -> Result<(), EngineError> {
         let over_budget = self.cost.look(&self.programs);
+        if self.cpus_looked_at.elapsed() >= CPUS_INTERVAL {
+            self.obey_kernel()?;
+        }
         if let Some(sampler) = self.cpu.as_mut().and_then(|cpu| cpu.sampler.as_mut()) {
             sampler.keep_up(&mut self.programs)?;
             if self.cpus_looked_at.elapsed() >= CPUS_INTERVAL {
@@ -984,6 +1007,7 @@ impl Recording {
     /// An output cannot be written. The other outputs are written all the same.
     pub fn finish(self, options: &Options, duration: Duration) -> Result<Summaries, EngineError> {
         let Self {
+            allowed_rate,
             programs,
             samples,
             cpu,
@@ -1034,6 +1058,7 @@ impl Recording {
                 cost: cpu_cost,
                 used,
                 others: sampler.and_then(|sampler| sampler.cpus().map(|_| tick * sampler.rate())),
+                allowed_rate,
                 lowered_to: sampler.and_then(|own| (own.weight() > 1).then(|| (own.rate(), own.weight()))),
                 why_threads: sampler.and_then(Sampler::why_threads).map(str::to_owned),
                 off_cpu: off_cpu.map(|off_cpu| off_cpu.summary(&programs, told)),
