@@ -99,14 +99,28 @@ fn what_cannot_be_executed_is_told_as_env_does() -> Result<()> {
 
 #[test]
 fn it_is_sudos_caller_who_runs_the_program() -> Result<()> {
-    let run = |options: &[&str]| {
+    let run = |user: u32, group: u32, options: &[&str]| {
         let folder = tempfile::tempdir()?;
         let mut command = Command::new(binary());
-        command.env("SUDO_UID", "65534").env("SUDO_GID", "65534").current_dir(folder.path());
-        Tracer::spawn(command.args(options).args(["--", "sh", "-c", "id -u; id -g; echo $HOME"]))?.wait()
+        command.env("SUDO_UID", user.to_string()).env("SUDO_GID", group.to_string()).current_dir(folder.path());
+        let said = Tracer::spawn(command.args(options).args(["--", "sh", "-c", "id -u; id -G; echo $HOME"]))?.wait()?;
+        anyhow::Ok((said.stdout, said.stderr))
     };
-    ensure!(run(&[])?.stdout.starts_with("65534\n65534\n/nonexistent\n"), "{:?}", run(&[])?);
-    ensure!(run(&["--as-root"])?.stdout.starts_with("0\n0\n"), "{:?}", run(&["--as-root"])?);
+    let users = std::fs::read_to_string("/etc/passwd")?;
+    if users.lines().any(|user| user.starts_with("nobody:x:65534:65534:nobody:/nonexistent:")) {
+        let (said, _) = run(65534, 65534, &[])?;
+        ensure!(said.starts_with("65534\n65534\n/nonexistent\n"), "{said}");
+    }
+    // Users of a directory service are in no file that a static program reads.
+    let mut random = fastrand::Rng::with_seed(3);
+    for _ in 0..4 {
+        let (user, group) = (random.u32(100_000..4_000_000_000), random.u32(100_000..4_000_000_000));
+        let (said, told) = run(user, group, &[])?;
+        ensure!(said.starts_with(&format!("{user}\n{group}\n/\n")), "{user}, {group}: {said}");
+        ensure!(told.contains(&format!("user {user} is not in /etc/passwd")), "{told}");
+    }
+    let (said, _) = run(65534, 65534, &["--as-root"])?;
+    ensure!(said.starts_with("0\n0"), "{said}");
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 //! everything is attached, lj-trace lets it run, and stops tracing it. If lj-trace ends before that, for whatever
 //! reason, the kernel lets the program run, or kills it if it is not traced yet: it never stays stopped.
 
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus};
@@ -47,13 +47,20 @@ impl Caller {
         if uid == 0 || unsafe { libc::geteuid() } != 0 {
             return None;
         }
-        // SAFETY: getpwuid(3) takes a number. There is no other thread that could call it, too.
-        let entry = unsafe { libc::getpwuid(uid).as_ref() }?;
-        // SAFETY: both are strings of the entry, which nobody changes before the next call.
-        let (name, home) = unsafe { (std::ffi::CStr::from_ptr(entry.pw_name), std::ffi::CStr::from_ptr(entry.pw_dir)) };
-        let groups = groups(name.to_owned(), gid);
-        let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
-        Some(Self { uid, gid, groups, name: text(name), home: text(home) })
+        // getpwuid(3) would load the libraries that nsswitch.conf(5) names into this static program, and crash it.
+        let file = |path| std::fs::read_to_string(path).unwrap_or_default();
+        let Some((name, home)) = name_and_home(&file("/etc/passwd"), uid) else {
+            let text = format!(
+                "lj-trace: user {uid} is not in /etc/passwd: the program runs as this user, with group {gid} and no others"
+            );
+            say(Priority::Warning, &text);
+            let name = std::env::var("SUDO_USER").unwrap_or_else(|_| uid.to_string());
+            // Newer versions of sudo tell it.
+            let home = std::env::var("SUDO_HOME").unwrap_or_else(|_| "/".to_owned());
+            return Some(Self { uid, gid, groups: vec![gid], name, home });
+        };
+        let groups = groups(&file("/etc/group"), &name, gid);
+        Some(Self { uid, gid, groups, name, home })
     }
 
     /// Makes the calling process run as this user. This allocates nothing.
@@ -66,16 +73,24 @@ impl Caller {
     }
 }
 
-/// All groups of a user.
-fn groups(name: CString, gid: libc::gid_t) -> Vec<libc::gid_t> {
-    /// `NGROUPS_MAX` (`limits.h`).
-    const MOST: usize = 65536;
-    let mut groups = vec![0; MOST];
-    let mut count = MOST as libc::c_int;
-    // SAFETY: it writes no more groups than `count` says there is room for, and then how many there are.
-    let outcome = unsafe { libc::getgrouplist(name.as_ptr(), gid, groups.as_mut_ptr(), &raw mut count) };
-    groups.truncate(if outcome < 0 { 0 } else { usize::try_from(count).unwrap_or(0) });
-    if groups.is_empty() { vec![gid] } else { groups }
+/// The name and the home of a user, of the lines of passwd(5).
+fn name_and_home(passwd: &str, uid: libc::uid_t) -> Option<(String, String)> {
+    passwd.lines().find_map(|line| match line.split(':').collect::<Vec<_>>()[..] {
+        [name, _, id, _, _, home, ..] if id.parse() == Ok(uid) => Some((name.to_owned(), home.to_owned())),
+        _ => None,
+    })
+}
+
+/// All groups of a user: its own, and those that name it in the lines of group(5).
+fn groups(group: &str, name: &str, gid: libc::gid_t) -> Vec<libc::gid_t> {
+    let named = group.lines().filter_map(|line| match line.split(':').collect::<Vec<_>>()[..] {
+        [_, _, id, members] if members.split(',').any(|member| member == name) => id.parse().ok(),
+        _ => None,
+    });
+    let mut all: Vec<libc::gid_t> = std::iter::once(gid).chain(named).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 /// Makes the parent of this process, which must be `parent`, trace it. If the parent is killed meanwhile, init would
@@ -248,6 +263,15 @@ mod tests {
 
     fn start(words: &[&str]) -> Result<StartedProgram, CommandError> {
         StartedProgram::start(&words.iter().map(OsString::from).collect::<Vec<_>>(), false)
+    }
+
+    #[test]
+    fn users_and_groups_are_those_of_the_files() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\n+@admins\nbad\nme:x:1000:100:Me,,,:/home/me:/bin/sh\n";
+        assert_eq!(name_and_home(passwd, 1000), Some(("me".to_owned(), "/home/me".to_owned())));
+        assert_eq!(name_and_home(passwd, 100), None);
+        let group = "users:x:100:\nadm:x:4:you,me\nothers:x:5:men,you\ndocker:x:998:me\nagain:x:4:me\n+::\n";
+        assert_eq!(groups(group, "me", 100), [4, 100, 998]);
     }
 
     #[test]
