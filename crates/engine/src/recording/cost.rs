@@ -93,7 +93,8 @@ impl CostMeter {
         }
         self.first.get_or_insert(reading);
         self.window.push_back(reading);
-        self.calibration.result().and_then(|(probes, _)| self.judge(probes)).unwrap_or_default()
+        let probes = self.calibration.result().map(|(probes, _)| probes);
+        self.judge(probes).unwrap_or_default()
     }
 
     /// Starts a new window of readings: something has changed, and the next verdict covers only what comes after it.
@@ -101,7 +102,9 @@ impl CostMeter {
         self.window.clear();
     }
 
-    fn judge(&mut self, probes: ProbeCost) -> Option<OverBudget> {
+    /// The verdict on the last readings. What probes cost may take seconds to measure, on a CPU that is busy with the target;
+    /// until then, samples are judged by their own time alone, and a memory profile is not judged.
+    fn judge(&mut self, probes: Option<ProbeCost>) -> Option<OverBudget> {
         let last = *self.window.back()?;
         let enough = |from: &Reading| last.at - from.at >= LEAST_TIME && last.cpu - from.cpu >= LEAST_CPU;
         while self.window.get(1).is_some_and(enough) {
@@ -111,13 +114,16 @@ impl CostMeter {
         let share = |cost: &dyn Fn(&Counted) -> f64| {
             ((cost(&last.counted) - cost(&from.counted)) / (last.cpu - from.cpu)).min(1.0)
         };
-        let memory = share(&|counted| counted.memory_profile(probes));
+        let memory = probes.map_or(0.0, |probes| share(&|counted| counted.memory_profile(probes)));
         let memory = self.limit.take_if(|limit| memory > *limit).map(|_| memory);
         if memory.is_some() {
             self.over_budget = Some(last);
         }
         let samples = self.samples_limit.and_then(|(limit, with_ticks)| {
-            let all = share(&|counted| counted.cpu_profile(probes));
+            let all = match probes {
+                Some(probes) => share(&|counted| counted.cpu_profile(probes)),
+                None => share(&Counted::samples_alone),
+            };
             // If ticks go on at the same rate, they cost something even without samples.
             let is_of_use = with_ticks || share(&Counted::samples_alone) > all / 10.0;
             (all > limit && is_of_use).then_some(all)
