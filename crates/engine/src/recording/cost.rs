@@ -125,7 +125,7 @@ impl CostMeter {
                 None => share(&Counted::samples_alone),
             };
             // If ticks go on at the same rate, they cost something even without samples.
-            let is_of_use = with_ticks || share(&Counted::samples_alone) > all / 10.0;
+            let is_of_use = with_ticks || share(&Counted::samples_alone) > all / 30.0;
             (all > limit && is_of_use).then_some(all)
         });
         Some(OverBudget { memory, samples })
