@@ -31,8 +31,8 @@ impl Timer {
         }
     }
 
-    /// Ends a run of a sampler, and adds its time to this counter of the process. Nothing else runs in between but a virtual
-    /// machine's host: no run counts for longer than a sample may take.
+    /// Ends a run of a sampler, and adds its time to this counter of the process. A virtual machine's host may run in between,
+    /// and other threads where a wait is sampled: so no run counts for longer than a sample may take.
     #[inline(always)]
     pub fn stop_of(self, process: u32, time: u32) {
         // SAFETY: the helper has no preconditions.

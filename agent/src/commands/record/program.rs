@@ -48,7 +48,7 @@ impl Caller {
             return None;
         }
         // getpwuid(3) would load the libraries that nsswitch.conf(5) names into this static program, and crash it.
-        let file = |path| std::fs::read_to_string(path).unwrap_or_default();
+        let file = |path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
         let Some((name, home)) = name_and_home(&file("/etc/passwd"), uid) else {
             let text = format!(
                 "lj-trace: user {uid} is not in /etc/passwd: the program runs as this user, with group {gid} and no others"

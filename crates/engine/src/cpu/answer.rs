@@ -141,9 +141,10 @@ fn losses(summaries: &[&Summary]) -> String {
     }
     let lowered = summaries.iter().filter_map(|summary| summary.lowered_to);
     if let Some((rate, weight)) = lowered.min_by(|(a, _), (b, _)| a.total_cmp(b)) {
+        // At half of what the kernel allows, or less, the cost was the reason.
         let why = match summaries.iter().filter_map(|summary| summary.allowed_rate).min() {
-            Some(allowed) => format!("the kernel allows {allowed} ({SETTING})"),
-            None => "more cost too much".to_owned(),
+            Some(allowed) if rate * 2.0 > f64::from(allowed) => format!("the kernel allows {allowed} ({SETTING})"),
+            _ => "more cost too much".to_owned(),
         };
         said.push(format!("the rate was lowered to {rate:.0} Hz, where each sample counts as {weight}, since {why}"));
     }
