@@ -24,9 +24,14 @@ pub fn signed_bytes(change: i64) -> String {
     format!("{sign}{}", bytes(change.unsigned_abs()))
 }
 
-/// A number with a noun: `1 sample`, `2 samples`.
+/// A number with a noun: `1 sample`, `2 samples`, `2 processes`.
 pub fn counted(number: u64, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+    let ending = match number {
+        1 => "",
+        _ if what.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{number} {what}{ending}")
 }
 
 #[cfg(test)]
@@ -54,5 +59,6 @@ mod tests {
     #[test]
     fn one_is_no_more_than_one() {
         assert_eq!([0, 1, 2].map(|number| counted(number, "VM")), ["0 VMs", "1 VM", "2 VMs"]);
+        assert_eq!(counted(2, "more process"), "2 more processes");
     }
 }
