@@ -2,8 +2,11 @@
 //! than they may cost.
 
 use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::alike::{AlikePrograms, record};
 use lj_trace_tests::chance::{of_count, of_weighted_count};
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::programs::{LUAJIT, Program};
@@ -212,6 +215,50 @@ fn where_the_kernel_allows_few_samples_each_counts_for_more() -> Result<()> {
     let outcome = lj_trace_tests::tracer::run(["--pid", &pid, "--rate", "999", "--events", "threads", "-d", "1s"])?;
     ensure!(!outcome.status.success(), "{outcome:#?}");
     ensure!(outcome.stderr.contains("use --rate 150"), "{outcome:#?}");
+    Ok(())
+}
+
+/// Processes share the events on CPUs: if each of them slowed the events down, ten would leave no samples at all.
+#[test]
+fn processes_that_share_events_slow_them_down_once() -> Result<()> {
+    const RATE: u32 = 999;
+    /// How long lj-trace may take to see that the kernel allows less.
+    const LATE: f64 = 1.3;
+    let cpus = std::thread::available_parallelism()?.get();
+    let mut random = fastrand::Rng::with_seed(30);
+    for round in 0..2 {
+        let (allowed, processes, is_late) = (random.u32(100..900), random.usize(3..12), round % 2 == 1);
+        let mut all = AlikePrograms::start_none()?;
+        for _ in 0..processes {
+            all.start(0)?;
+        }
+        let folder = tempfile::tempdir()?;
+        let output = folder.path().join("all.folded").to_string_lossy().into_owned();
+        let before = if is_late { None } else { Some(Allowed::begin(allowed)?) };
+        let tracer = record(&all, &RATE.to_string(), &output, processes)?;
+        let of_all = || all.children.keys().map(|&pid| cpu_time(pid)).sum::<Result<f64>>();
+        let (used, gone) = (of_all()?, stolen()?);
+        let _allowed = before.map_or_else(|| Allowed::begin(allowed), Ok)?;
+        sleep(Duration::from_secs(4));
+        let (used, gone) = (of_all()? - used, stolen()? - gone);
+        tracer.signal(libc::SIGINT)?;
+        let outcome = tracer.wait()?;
+        outcome.expect(0, &["the kernel allows", "kernel.perf_event_max_sample_rate"]);
+        let weight = outcome.weight();
+        let needed = f64::from(RATE.div_ceil(allowed).next_power_of_two());
+        let samples = Folded::parse(&std::fs::read_to_string(&output)?)?.samples();
+        // They are started one after another, and are recorded for a moment after they were asked for their CPU time.
+        let [least, most] = [used - if is_late { LATE * cpus as f64 } else { 0.0 }, used + gone + 0.3 * cpus as f64]
+            .map(|seconds| seconds.max(0.0) * f64::from(RATE));
+        let tolerance = of_weighted_count(most, weight);
+        let verdict = format!(
+            "{processes} processes, {allowed} allowed: each counts as {weight} of {needed}; {samples} of {least:.0} to {most:.0}, \
+             tolerance {tolerance:.0}"
+        );
+        println!("{verdict}");
+        ensure!(weight == needed, "{verdict}: {}", outcome.stderr);
+        ensure!((least - tolerance..=most + tolerance).contains(&(samples as f64)), "{verdict}: {}", outcome.stderr);
+    }
     Ok(())
 }
 

@@ -254,8 +254,8 @@ impl Look<'_> {
             own.drain(budget.share(left))?;
             left -= 1;
         }
-        let intervals = self.watched.iter().map(|own| own.recording.interval(Instant::now()));
-        Ok(poll_interval::earliest(intervals).unwrap_or(poll_interval::SHORTEST))
+        let interval = Recording::until_next_poll(self.watched.iter().map(|own| &own.recording));
+        Ok(interval.unwrap_or(poll_interval::SHORTEST))
     }
 
     /// Ends an interval. Adds new processes, and notes which have exited.

@@ -69,8 +69,7 @@ pub fn watch(
         let aborts = scope.spawn(|| watch_aborts(process, vms, watches, &over));
         while outcome.is_ok() && began.elapsed() < duration && process.is_alive() {
             let rest = duration.saturating_sub(began.elapsed());
-            let interval =
-                recording.as_ref().map_or(Duration::from_millis(50), |recording| recording.interval(Instant::now()));
+            let interval = Recording::until_next_poll(recording.as_deref()).unwrap_or(Duration::from_millis(50));
             if interrupted(interval.min(rest)) {
                 break;
             }

@@ -4,6 +4,10 @@
 //! [`__perf_event_account_interrupt`]: https://github.com/torvalds/linux/blob/v6.12/kernel/events/core.c
 
 use std::fs;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use super::set::lock;
 
 /// The setting. The kernel lowers it itself where it finds that samples take too long.
 pub const SETTING: &str = "kernel.perf_event_max_sample_rate";
@@ -11,6 +15,19 @@ pub const SETTING: &str = "kernel.perf_event_max_sample_rate";
 /// How many ticks a second of an event the kernel allows at the moment, at least.
 pub fn highest_rate() -> u32 {
     of_setting(fs::read_to_string("/proc/sys/kernel/perf_event_max_sample_rate").ok().as_deref())
+}
+
+/// The same, up to half a second old: with many recorded processes, each of them asks.
+pub(super) fn highest_rate_lately() -> u32 {
+    const AGE: Duration = Duration::from_millis(500);
+    static LAST: Mutex<Option<(Instant, u32)>> = Mutex::new(None);
+    let mut last = lock(&LAST);
+    if let Some((_, rate)) = last.filter(|(read, _)| read.elapsed() < AGE) {
+        return rate;
+    }
+    let rate = highest_rate();
+    *last = Some((Instant::now(), rate));
+    rate
 }
 
 fn of_setting(text: Option<&str>) -> u32 {

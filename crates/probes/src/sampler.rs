@@ -14,7 +14,7 @@ use lj_trace_process::{Process, TargetError};
 use super::cpu_events::Chosen;
 pub use super::cpu_events::NewCpu;
 use super::error::{ProbeError, whole};
-use super::highest_rate::{SETTING, highest_rate};
+use super::highest_rate::{SETTING, highest_rate, highest_rate_lately};
 use super::perf_event::{self, Attached, Clock};
 use super::programs::Programs;
 use super::timely::Timely;
@@ -170,12 +170,16 @@ impl Sampler {
         self.weight
     }
 
-    /// From now on takes half as many samples a second, each of which stands for twice as many ticks. False if the rate
+    /// From now on takes half as many samples a second, each of which stands for twice as many ticks. Does nothing but
+    /// [`Self::keep_up`] if other recordings, which share the events, have changed how often they tick. False if the rate
     /// would fall below `least`.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn slow_down(&mut self, programs: &mut Programs, least: u32) -> Result<bool, ProbeError> {
+        if self.keep_up(programs)? {
+            return Ok(true);
+        }
         if self.rate / (2 * self.weight) < least {
             return Ok(false);
         }
@@ -193,7 +197,8 @@ impl Sampler {
     /// # Errors
     /// As [`Self::slow_down`].
     pub fn obey_kernel(&mut self, programs: &mut Programs) -> Result<Option<u32>, ProbeError> {
-        let allowed = highest_rate();
+        self.keep_up(programs)?;
+        let allowed = highest_rate_lately();
         // Events on threads go on to tick at their rate, and begin only if it is allowed.
         if matches!(self.events, Events::OnThreads(_)) || self.rate() <= f64::from(allowed) {
             return Ok(None);
@@ -208,7 +213,7 @@ impl Sampler {
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn speed_up(&mut self, programs: &mut Programs) -> Result<bool, ProbeError> {
-        if self.weight == 1 || self.rate() * 2.0 > f64::from(highest_rate()) {
+        if self.weight == 1 || self.rate() * 2.0 > f64::from(highest_rate_lately()) {
             return Ok(false);
         }
         match &self.events {

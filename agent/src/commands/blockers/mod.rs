@@ -168,8 +168,8 @@ impl Blocked<'_> {
             left -= 1;
         }
         let goes_on = self.print_new()?;
-        let intervals = self.running.iter().map(|own| own.recording.interval(Instant::now()));
-        Ok((poll_interval::earliest(intervals).unwrap_or(poll_interval::SHORTEST), goes_on))
+        let interval = Recording::until_next_poll(self.running.iter().map(|own| &own.recording));
+        Ok((interval.unwrap_or(poll_interval::SHORTEST), goes_on))
     }
 
     /// Prints the turns that have ended since; false if nobody reads the output any more.

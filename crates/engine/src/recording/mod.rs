@@ -49,7 +49,7 @@ use allocations::{MemoryPreparation, MemoryRecording};
 use budget::Budget;
 use cost::{Calibration, CostMeter, Costs, OnThreads};
 use off_cpu::OffCpuRecording;
-use poll_interval::PollInterval;
+use poll_interval::{PollInterval, PollWish};
 use stop::Stop;
 use turns::TurnsRecording;
 use vm_discovery::VmDiscovery;
@@ -466,10 +466,15 @@ impl Recording {
             || has_samples()
     }
 
-    /// How long to wait between two calls of [`Self::drain`].
-    pub fn interval(&self, now: Instant) -> Duration {
+    /// How long to wait before [`Self::drain`] is called for all of these again; [`None`] if there are none.
+    pub fn until_next_poll<'a>(recordings: impl IntoIterator<Item = &'a Self>) -> Option<Duration> {
+        let now = Instant::now();
+        poll_interval::earliest(recordings.into_iter().map(|own| own.poll_wish(now)), now)
+    }
+
+    fn poll_wish(&self, now: Instant) -> PollWish {
         let sampler = self.cpu.as_ref().and_then(|cpu| cpu.sampler.as_ref()).filter(|_| self.memory.is_none());
-        self.poll_interval.interval(now, sampler.and_then(Sampler::tick))
+        self.poll_interval.wish(now, sampler.and_then(Sampler::tick))
     }
 
     /// Takes the samples and events that are ready, as far as `budget` allows. `listener` gets them, too. Returns false if
@@ -633,6 +638,19 @@ impl Recording {
         }
     }
 
+    /// Notes that other recordings have changed how often the perf events tick that it shares with them.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn keep_up(&mut self) -> Result<(), EngineError> {
+        let Some(sampler) = self.cpu.as_mut().and_then(|cpu| cpu.sampler.as_mut()) else { return Ok(()) };
+        if sampler.keep_up(&mut self.programs)? {
+            // What samples have cost at the other rate is no reason to change this one.
+            self.cost.begin_anew();
+        }
+        Ok(())
+    }
+
     /// Lowers the sampling rate if the kernel allows less: samples would be missing without a sign.
     fn obey_kernel(&mut self) -> Result<(), EngineError> {
         let Some(sampler) = self.cpu.as_mut().and_then(|cpu| cpu.sampler.as_mut()) else { return Ok(()) };
@@ -651,12 +669,12 @@ impl Recording {
     /// Detaches the probes on the allocators once they cost the target more than the limit; the data that they have
     /// recorded stays. If samples cost more than their limit, lowers the sampling rate.
     fn limit_cost(&mut self) -> Result<(), EngineError> {
+        self.keep_up()?;
         let over_budget = self.cost.look(&self.programs);
         if self.cpus_looked_at.elapsed() >= CPUS_INTERVAL {
             self.obey_kernel()?;
         }
         if let Some(sampler) = self.cpu.as_mut().and_then(|cpu| cpu.sampler.as_mut()) {
-            sampler.keep_up(&mut self.programs)?;
             if self.cpus_looked_at.elapsed() >= CPUS_INTERVAL {
                 self.cpus_looked_at = Instant::now();
                 for NewCpu { number, is_sampled } in sampler.new_cpus() {
@@ -710,7 +728,7 @@ impl Recording {
     /// The kernel refuses it.
     pub fn lower_rate(&mut self, least: u32) -> Result<Option<f64>, EngineError> {
         let Some(sampler) = self.cpu.as_mut().and_then(|cpu| cpu.sampler.as_mut()) else { return Ok(None) };
-        let has_changed = sampler.keep_up(&mut self.programs)? || sampler.slow_down(&mut self.programs, least)?;
+        let has_changed = sampler.slow_down(&mut self.programs, least)?;
         Ok(has_changed.then(|| sampler.rate()))
     }
 
@@ -822,7 +840,9 @@ impl Recording {
         if pipeline.take_lateness() {
             poll_interval.was_late(Instant::now());
         }
-        poll_interval.was_polled(ticked.and_then(sample_clock::instant_of));
+        if let Some(when) = ticked.and_then(sample_clock::instant_of) {
+            poll_interval.has_ticked(when);
+        }
         outcome.map(|()| is_empty)
     }
 

@@ -49,12 +49,38 @@ pub fn relax(ticks: &mut Interval, interval: Duration) {
     }
 }
 
-/// The interval to the next poll of several recordings: one alone is polled when it wants, but the earliest of many would
-/// nearly always be now.
-pub fn earliest(intervals: impl IntoIterator<Item = Duration>) -> Option<Duration> {
-    let mut intervals = intervals.into_iter();
-    let first = intervals.next()?;
-    Some(intervals.min().map_or(first, |others| first.min(others).max(SHORTEST)))
+/// How long after `now` recordings that are polled together are polled next: when the first of them wants it. They share
+/// the place between two ticks, or one of many would want it at once, all the time.
+pub fn earliest(wishes: impl IntoIterator<Item = PollWish>, now: Instant) -> Option<Duration> {
+    let wishes: Vec<_> = wishes.into_iter().collect();
+    // One sampler ticks for all. Of a process that was idle since, the last tick is far away.
+    let ticked = wishes.iter().map(|wish| wish.ticked).max()?;
+    let place = fastrand::f64();
+    wishes.iter().map(|wish| wish.interval(now.saturating_duration_since(ticked), place)).min()
+}
+
+/// When a recording wants to be polled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PollWish {
+    /// The shortest interval between two polls.
+    least: Duration,
+    /// The time between two ticks, if polls follow them.
+    tick: Option<Duration>,
+    /// When the sampler has ticked last, as far as samples of this recording tell.
+    ticked: Instant,
+}
+
+impl PollWish {
+    /// How long it waits at `place` between two ticks, from 0 to 1, `since` the last tick. If polls follow the ticks, it is a
+    /// whole number of ticks on average, so it may be shorter than the shortest interval.
+    fn interval(&self, since: Duration, place: f64) -> Duration {
+        let Some(tick) = self.tick else { return self.least };
+        let tick = tick.as_nanos();
+        let until_tick = tick - since.as_nanos() % tick;
+        let between = (tick as f64 * place) as u128;
+        let wait = until_tick + between + (self.least.as_nanos().div_ceil(tick) - 1) * tick;
+        Duration::from_nanos(wait.try_into().unwrap_or(u64::MAX))
+    }
 }
 
 /// Decides when the next look is due.
@@ -66,25 +92,23 @@ pub struct PollInterval {
     hurry_until: Instant,
     /// When the sampler has ticked last, as far as samples tell.
     ticked: Instant,
-    /// Where the next poll is between two ticks, from 0 to 1.
-    place: f64,
 }
 
 impl PollInterval {
     /// The interval for samples at `rate` Hz in each thread; [`None`] if allocations are recorded, too.
     pub fn new(rate: Option<u32>, now: Instant) -> Self {
         let relaxed = rate.map_or(SHORTEST, |rate| relaxed(rate, LONGEST));
-        Self { relaxed, hurry_until: now + HURRY, ticked: now, place: 0.0 }
+        Self { relaxed, hurry_until: now + HURRY, ticked: now }
     }
 
     /// The same for one process of a whole host. Such a recording is long, so it does not begin with the shortest interval.
     pub fn of_host(rate: u32, now: Instant) -> Self {
-        Self { relaxed: relaxed(rate, LONGEST_OF_HOST), hurry_until: now, ticked: now, place: 0.0 }
+        Self { relaxed: relaxed(rate, LONGEST_OF_HOST), hurry_until: now, ticked: now }
     }
 
     /// The same for the allocations of one process of a whole host, which come in windows.
     pub fn of_windows(now: Instant) -> Self {
-        Self { relaxed: LONGEST, hurry_until: now, ticked: now, place: 0.0 }
+        Self { relaxed: LONGEST, hurry_until: now, ticked: now }
     }
 
     /// Notes that something in a sample was gone before lj-trace could read it.
@@ -92,22 +116,15 @@ impl PollInterval {
         self.hurry_until = now + HURRY;
     }
 
-    /// A poll is over; `ticked` is the time of its newest sample, if it had any.
-    pub fn was_polled(&mut self, ticked: Option<Instant>) {
-        self.ticked = ticked.unwrap_or(self.ticked);
-        self.place = fastrand::f64();
+    /// The sampler has ticked.
+    pub fn has_ticked(&mut self, when: Instant) {
+        self.ticked = when;
     }
 
-    /// How long after `now` the next poll is due. If CPUs are sampled, one tick each `tick`, and polls follow the ticks, it
-    /// is a whole number of ticks on average, so it may be shorter than the shortest interval.
-    pub fn interval(&self, now: Instant, tick: Option<Duration>) -> Duration {
+    /// When the next poll is due. If CPUs are sampled, one tick each `tick`, polls follow the ticks.
+    pub fn wish(&self, now: Instant, tick: Option<Duration>) -> PollWish {
         let least = if now < self.hurry_until { SHORTEST } else { self.relaxed };
-        let Some(tick) = tick.filter(|tick| FOLLOWED.contains(tick)) else { return least };
-        let tick = tick.as_nanos();
-        let until_tick = tick - now.saturating_duration_since(self.ticked).as_nanos() % tick;
-        let between = (tick as f64 * self.place) as u128;
-        let wait = until_tick + between + (least.as_nanos().div_ceil(tick) - 1) * tick;
-        Duration::from_nanos(wait.try_into().unwrap_or(u64::MAX))
+        PollWish { least, tick: tick.filter(|tick| FOLLOWED.contains(tick)), ticked: self.ticked }
     }
 }
 
@@ -118,6 +135,12 @@ fn relaxed(rate: u32, longest: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl PollInterval {
+        fn interval(&self, now: Instant, tick: Option<Duration>) -> Duration {
+            earliest([self.wish(now, tick)], now).expect("there is one")
+        }
+    }
 
     #[test]
     fn few_samples_can_wait_unless_something_was_missed() {
@@ -141,13 +164,28 @@ mod tests {
     }
 
     #[test]
-    fn many_recordings_are_not_polled_all_the_time() {
-        let milliseconds =
-            |numbers: &[u64]| numbers.iter().map(|&number| Duration::from_millis(number)).collect::<Vec<_>>();
-        for (intervals, due) in [(&[1][..], 1), (&[1, 3], 10), (&[30, 20, 40], 20)] {
-            assert_eq!(earliest(milliseconds(intervals)), Some(Duration::from_millis(due)), "{intervals:?}");
+    fn many_idle_recordings_are_polled_as_often_as_one() {
+        const POLLS: u32 = 2000;
+        assert_eq!(earliest([], Instant::now()), None);
+        let began = Instant::now();
+        for (rate, polls_a_second) in [(19, 19.0), (50, 25.0), (99, 24.75), (5, 25.0), (999, 100.0)] {
+            for recordings in [1, 2, 50, 1000] {
+                let tick = Duration::from_secs(1) / rate;
+                // They were attached one after another, long ago.
+                let all: Vec<_> = (0..recordings)
+                    .map(|number| PollInterval::new(Some(rate), began + Duration::from_millis(7) * number))
+                    .collect();
+                let first = began + HURRY + Duration::from_millis(7) * recordings;
+                let mut now = first;
+                for _ in 0..POLLS {
+                    now += earliest(all.iter().map(|own| own.wish(now, Some(tick))), now).expect("there are some");
+                }
+                let happened = f64::from(POLLS) / (now - first).as_secs_f64();
+                // The first and the last may lack most of a tick.
+                let tolerance = 2.0 / f64::from(POLLS);
+                assert!((happened / polls_a_second - 1.0).abs() < tolerance, "{recordings} at {rate} Hz: {happened}");
+            }
         }
-        assert_eq!(earliest([]), None);
     }
 
     #[test]
@@ -165,7 +203,7 @@ mod tests {
                 // Working takes some time, but no tick meets it.
                 let next = began + tick * (poll * ticks + 1) as u32;
                 now += (next - now).mul_f64(fastrand::f64() / 2.0);
-                polls.was_polled(Some(began + tick * (poll * ticks) as u32));
+                polls.has_ticked(began + tick * (poll * ticks) as u32);
             }
         }
         for rate in [9, 101, 999, 4999] {
@@ -196,7 +234,7 @@ mod tests {
                     next_tick += tick;
                 }
                 (own, sampled) = (own + work * samples, sampled + samples);
-                polls.was_polled(last);
+                last.into_iter().for_each(|when| polls.has_ticked(when));
             }
             let used = now - began - own;
             let expected = used.as_secs_f64() * f64::from(rate);

@@ -229,12 +229,11 @@ impl<'a> Session<'a> {
 
     /// How long to wait between two calls of [`Self::drain`].
     pub fn interval(&self) -> Duration {
-        let now = Instant::now();
         let of_none = match self.options.scope {
             Scope::Host => poll_interval::LONGEST_OF_HOST,
             _ => poll_interval::SHORTEST,
         };
-        poll_interval::earliest(self.recordings().map(|recording| recording.interval(now))).unwrap_or(of_none)
+        Recording::until_next_poll(self.recordings()).unwrap_or(of_none)
     }
 
     /// Takes the data that is ready from each recording.
@@ -259,6 +258,8 @@ impl<'a> Session<'a> {
             left -= 1;
             recording.drain(common, share).map(drop)
         })?;
+        // One that has changed how often events tick did so for all that share them, and most of them were not drained.
+        self.all(|recording, _| recording.keep_up())?;
         if self.flushed.is_none_or(|flushed| flushed.elapsed() >= FLUSH_INTERVAL) {
             self.flushed = Some(Instant::now());
             self.all(|recording, _| recording.flush())?;
