@@ -262,6 +262,25 @@ fn processes_that_share_events_slow_them_down_once() -> Result<()> {
     Ok(())
 }
 
+/// The same where samples cost too much: to all processes the same, so each of them has a reason to lower the rate.
+#[test]
+fn processes_whose_samples_cost_too_much_lower_the_rate_once() -> Result<()> {
+    const PROCESSES: usize = 10;
+    let mut all = AlikePrograms::start_none()?;
+    for _ in 0..PROCESSES {
+        all.start(0)?;
+    }
+    let pid = all.parent.pid().to_string();
+    let options = ["--pid", &pid, "--children", "--rate", "4000", "--max-overhead", "2%", "--duration", "5s"];
+    let outcome = lj_trace_tests::tracer::run(options)?;
+    outcome.expect(0, &["from now on", "the rate was lowered"]);
+    // A sample takes 5 to 25 us, which is 2% to 10% of the time at that rate. The last halving may be one too many.
+    let (lowered, weight) = (outcome.stderr.matches("from now on").count(), outcome.weight());
+    println!("lowered {lowered} times, each sample counts as {weight}");
+    ensure!(lowered <= 4 && weight <= 16.0, "lowered {lowered} times to {weight}: {}", outcome.stderr);
+    Ok(())
+}
+
 /// However long lj-trace is busy with something else when the time is over.
 #[test]
 fn the_time_is_over_when_it_is() -> Result<()> {
