@@ -270,9 +270,11 @@ fn processes_whose_samples_cost_too_much_lower_the_rate_once() -> Result<()> {
     for _ in 0..PROCESSES {
         all.start(0)?;
     }
+    let folder = tempfile::tempdir()?;
+    let output = folder.path().join("all.folded").to_string_lossy().into_owned();
     let pid = all.parent.pid().to_string();
-    let options = ["--pid", &pid, "--children", "--rate", "4000", "--max-overhead", "2%", "--duration", "5s"];
-    let outcome = lj_trace_tests::tracer::run(options)?;
+    let what = ["--pid", &pid, "--children", "--rate", "4000", "--max-overhead", "2%", "--duration", "5s"];
+    let outcome = lj_trace_tests::tracer::run(what.into_iter().chain(["--output", &output]))?;
     outcome.expect(0, &["from now on", "the rate was lowered"]);
     // A sample takes 5 to 25 us, which is 2% to 10% of the time at that rate. The last halving may be one too many.
     let (lowered, weight) = (outcome.stderr.matches("from now on").count(), outcome.weight());
