@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::build::{BPF_OBJECT, BpfPrograms, build_bpf};
 use crate::kernel::jobs::{Job, Jobs, Search};
 use crate::packages::END_TO_END;
 use crate::paths;
@@ -49,16 +50,15 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("heap::a_large_heap_is_read_fast", SPEED),
     ("heap::it_and_the_memory_profile_point_at_the_same_leak", SPEED),
     ("hostile_kill::no_breakpoint_slows_what_is_no_longer_recorded", SPEED),
+    ("lifetimes::a_leak_is_named", SPEED),
     ("many_processes::a_thousand_vms_are_as_good_as_one", SPEED),
     ("matrix", "`cargo xtask matrix --arch aarch64` runs it"),
     ("memprof_bounded::one_that_changes_threads_all_the_time_keeps_its_budget", SPEED),
     ("soak", SPEED),
     ("soak_memory", SPEED),
     ("stories", "the same as others, for minutes"),
-    ("starting::control_c_reaches_both", "needs tmux, which that root does not have"),
     ("systemd", "boots a systemd, which that root does not have"),
     ("threads::that_start_while_lj_trace_attaches", SPEED),
-    ("top", "needs tmux, which that root does not have"),
     ("waits::coroutines_of_luv_are_told_by_who_has_called", LOOKS),
     ("waits::short_waits_are_estimated", LOOKS),
     ("waits::waits_are_grouped_by_the_location_of_their_request", LOOKS),
@@ -129,7 +129,10 @@ struct Tests {
 impl Tests {
     fn build() -> Result<Self> {
         let cargo = Target::Aarch64.cargo_for_tests("test")?;
-        let built = test_binaries::build_with(cargo, &[END_TO_END.to_owned()], |_| {})?;
+        // Some of the tests use the agent's library, including the BPF programs.
+        let object = build_bpf(BpfPrograms::Shipped, Some(Target::Aarch64))?;
+        let built =
+            test_binaries::build_with(cargo, &[END_TO_END.to_owned()], |cargo| _ = cargo.env(BPF_OBJECT, &object))?;
         let binary = built.binaries.into_iter().find(TestBinary::is_end_to_end);
         let binary = binary.context("there are no end-to-end tests")?.program;
         let list = |more: &[&str]| {

@@ -13,7 +13,7 @@ use crate::paths;
 
 /// The packages in the root, besides their dependencies: programs with LuaJIT, and what the tests' script and programs
 /// run.
-const PACKAGES: [&str; 26] = [
+const PACKAGES: [&str; 30] = [
     "luajit",
     "nginx",
     "libnginx-mod-http-lua",
@@ -40,6 +40,10 @@ const PACKAGES: [&str; 26] = [
     "procps",
     "hostname",
     "iproute2",
+    "gcc",
+    "libc6-dev",
+    "tmux",
+    "ncurses-base",
 ];
 
 /// Programs that exclude others, by their names among the tests: each is in a folder of its own.
@@ -172,9 +176,11 @@ fn fetch(folder: &Path) -> Result<()> {
     // No package's script has run, so these files are missing.
     fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/bash\n")?;
     fs::write(root.join("etc/group"), "root:x:0:\n")?;
-    let shell = root.join("bin/sh");
-    if shell.symlink_metadata().is_err() {
-        symlink("dash", shell)?;
+    for (name, target) in [("bin/sh", "dash"), ("usr/bin/cc", "gcc")] {
+        let place = root.join(name);
+        if place.symlink_metadata().is_err() {
+            symlink(target, place)?;
+        }
     }
     let programs = folder.join(PROGRAMS);
     for (name, packages) in APART {
